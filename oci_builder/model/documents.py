@@ -1,0 +1,235 @@
+"""OCI and Docker documents: parsed strictly, unknown keys kept, original bytes beside the value.
+
+Sources: image-spec descriptor.md, manifest.md, image-index.md, config.md; docker distribution manifest-v2-2.md.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, StrictStr, ValidationError
+
+from oci_builder.model import media
+from oci_builder.model.digest import Digest
+from oci_builder.model.errors import FormatError, OciBuilderError, PolicyError, show
+from oci_builder.model.jsontext import load_json
+from oci_builder.model.limits import DEFAULT_LIMITS, Limits
+
+_MEDIA_TYPE = r"^[A-Za-z0-9][A-Za-z0-9!#$&^_.+-]{0,126}/[A-Za-z0-9][A-Za-z0-9!#$&^_.+-]{0,126}$"
+
+
+def _digest(value: object) -> str:
+    return Digest.parse(value)
+
+
+DigestField = Annotated[str, BeforeValidator(_digest)]
+Size = Annotated[StrictInt, Field(ge=0)]
+MediaType = Annotated[StrictStr, Field(pattern=_MEDIA_TYPE)]
+
+
+class Document(BaseModel):
+    """Base of all parsed documents: immutable, unknown keys kept."""
+
+    model_config = ConfigDict(frozen=True, extra="allow", populate_by_name=True, arbitrary_types_allowed=True)
+
+
+class Platform(Document):
+    """What an index entry runs on (image-index.md)."""
+
+    architecture: StrictStr
+    os: StrictStr
+    variant: StrictStr | None = None
+
+
+class Descriptor(Document):
+    """A reference to a blob: media type, digest and size (descriptor.md)."""
+
+    media_type: MediaType = Field(alias="mediaType")
+    digest: DigestField
+    size: Size
+    urls: tuple[StrictStr, ...] | None = None
+    annotations: dict[StrictStr, StrictStr] | None = None
+    data: StrictStr | None = None
+    platform: Platform | None = None
+    artifact_type: StrictStr | None = Field(default=None, alias="artifactType")
+
+    @property
+    def id(self) -> Digest:
+        """The digest as a ``Digest``."""
+        return Digest.parse(self.digest)
+
+    def to_json(self) -> dict[str, Any]:
+        """The descriptor as JSON keys; absent keys stay absent."""
+        return self.model_dump(by_alias=True, exclude_none=True)
+
+
+class Manifest(Document):
+    """One image (manifest.md), or Docker's schema 2."""
+
+    schema_version: StrictInt = Field(alias="schemaVersion")
+    media_type: MediaType | None = Field(default=None, alias="mediaType")
+    config: Descriptor
+    layers: tuple[Descriptor, ...]
+    annotations: dict[StrictStr, StrictStr] | None = None
+    subject: Descriptor | None = None
+    artifact_type: StrictStr | None = Field(default=None, alias="artifactType")
+
+
+class Index(Document):
+    """A list of manifests (image-index.md), or Docker's manifest list."""
+
+    schema_version: StrictInt = Field(alias="schemaVersion")
+    media_type: MediaType | None = Field(default=None, alias="mediaType")
+    manifests: tuple[Descriptor, ...]
+    annotations: dict[StrictStr, StrictStr] | None = None
+
+
+class RunConfig(Document):
+    """The ``config`` object of an image config: how a container of it starts (config.md)."""
+
+    env: tuple[StrictStr, ...] | None = Field(default=None, alias="Env")
+    entrypoint: tuple[StrictStr, ...] | None = Field(default=None, alias="Entrypoint")
+    cmd: tuple[StrictStr, ...] | None = Field(default=None, alias="Cmd")
+    user: StrictStr | None = Field(default=None, alias="User")
+    working_dir: StrictStr | None = Field(default=None, alias="WorkingDir")
+    labels: dict[StrictStr, StrictStr] | None = Field(default=None, alias="Labels")
+
+
+class RootFS(Document):
+    """The layers' diff_ids, lowest first (config.md)."""
+
+    type: StrictStr
+    diff_ids: tuple[DigestField, ...]
+
+
+class History(Document):
+    """How one layer came to be; ``empty_layer`` marks a step without one (config.md)."""
+
+    created: StrictStr | None = None
+    created_by: StrictStr | None = None
+    comment: StrictStr | None = None
+    empty_layer: bool | None = None
+
+
+class ImageConfig(Document):
+    """An image config (config.md)."""
+
+    architecture: StrictStr
+    os: StrictStr
+    variant: StrictStr | None = None
+    config: RunConfig | None = None
+    rootfs: RootFS
+    history: tuple[History, ...] | None = None
+
+
+class DockerArchiveItem(Document):
+    """One image of a Docker archive's ``manifest.json`` (moby image/tarexport)."""
+
+    config: StrictStr = Field(alias="Config")
+    repo_tags: tuple[StrictStr, ...] | None = Field(default=None, alias="RepoTags")
+    layers: tuple[StrictStr, ...] | None = Field(default=None, alias="Layers")
+
+
+D = TypeVar("D", bound=Document)
+
+# Keys that only the *other* kind of document has: a reader that picks by key would see another image (CVE-2021-41190).
+_FOREIGN_KEYS: dict[type[Document], frozenset[str]] = {
+    Manifest: frozenset({"manifests", "fsLayers", "history", "signatures"}),
+    Index: frozenset({"config", "layers", "fsLayers", "history", "signatures"}),
+}
+
+
+def parse_document(model: type[D], data: bytes, where: str, limits: Limits = DEFAULT_LIMITS) -> D:
+    """Parse and check one document.
+
+    Raises:
+        FormatError: ``json.*`` (syntax, duplicate, number, depth, field, digest, ambiguous), ``media.mismatch``,
+            ``media.schema1``.
+        PolicyError: ``limit.document``, ``limit.manifests``, ``limit.layers``.
+    """
+    return validate(model, load_json(data, where, limits), where, limits)
+
+
+def validate(model: type[D], value: Any, where: str, limits: Limits = DEFAULT_LIMITS) -> D:
+    """As ``parse_document``, for a value that ``load_json`` has read."""
+    if not isinstance(value, dict):
+        raise FormatError("json.field", f"{where}: expected a JSON object, got {type(value).__name__}", where=where)
+    _one_schema(model, value, where)
+    try:
+        document = model.model_validate(value)
+    except ValidationError as error:
+        raise field_error(error, where) from None
+    _check_kind(document, where, limits)
+    return document
+
+
+def field_error(error: ValidationError, where: str) -> OciBuilderError:
+    """The first problem of a pydantic error as ours: field, value, and what would be right."""
+    first = error.errors(include_url=False)[0]
+    cause = (first.get("ctx") or {}).get("error")
+    place = ".".join(str(p) for p in first["loc"]) or "(document)"
+    if isinstance(cause, OciBuilderError):
+        return FormatError(cause.code, f"{where}: {place}: {cause.message}", where=f"{where}: {place}")
+    shown = show(repr(first.get("input"))[:120])
+    return FormatError(
+        "json.field", f"{where}: {place}: {first['msg']} (got {shown})", where=f"{where}: {place}",
+        expected=first["msg"], actual=shown,
+    )  # fmt: skip
+
+
+def _one_schema(model: type[Document], value: dict[str, Any], where: str) -> None:
+    both = _FOREIGN_KEYS.get(model, frozenset()) & value.keys()
+    names = {(f.alias or n) for n, f in model.model_fields.items()}
+    # Go's decoder takes "Layers" for "layers": a second reading of the same document.
+    folded = {n.lower() for n in names}
+    both |= {k for k in value if k not in names and k.lower() in folded}
+    if value.get("schemaVersion") == 1 or ("fsLayers" in value and "config" not in value):
+        raise FormatError(
+            "media.schema1", f"{where}: Docker manifest schema 1 is not supported; ask for schema 2 or OCI", where=where
+        )
+    if both:
+        keys = ", ".join(sorted(show(k) for k in both))
+        raise FormatError(
+            "json.ambiguous",
+            f"{where}: keys of two kinds of document ({keys}) in a {model.__name__.lower()}",
+            where=where,
+            actual=keys,
+        )
+
+
+def _check_kind(document: Document, where: str, limits: Limits) -> None:
+    if isinstance(document, Manifest | Index) and document.schema_version != 2:
+        raise FormatError(
+            "json.field", f"{where}: schemaVersion must be 2", where=where, expected="2", actual=document.schema_version
+        )
+    if isinstance(document, Manifest):
+        expect_media(document.media_type, media.MANIFEST_TYPES, where)
+        if len(document.layers) > limits.layers:
+            raise PolicyError(
+                "limit.layers", f"{where}: {len(document.layers)} layers, the limit is {limits.layers}", where=where
+            )
+    if isinstance(document, Index):
+        expect_media(document.media_type, media.INDEX_TYPES, where)
+        if len(document.manifests) > limits.manifests:
+            raise PolicyError(
+                "limit.manifests",
+                f"{where}: {len(document.manifests)} descriptors, the limit is {limits.manifests}",
+                where=where,
+            )
+
+
+def expect_media(actual: str | None, allowed: frozenset[str], where: str) -> None:
+    """Refuse a media type outside ``allowed``; ``None`` passes (OCI makes the key optional).
+
+    Raises:
+        FormatError: ``media.mismatch``.
+    """
+    if actual is not None and actual not in allowed:
+        wanted = " or ".join(sorted(allowed))
+        raise FormatError(
+            "media.mismatch",
+            f"{where}: media type {show(actual)}, expected {wanted}",
+            where=where,
+            expected=wanted,
+            actual=actual,
+        )

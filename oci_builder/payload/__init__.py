@@ -1,0 +1,1 @@
+"""The Python environments: build, relocate, inventory, overlay, static readiness."""

@@ -1,0 +1,1 @@
+"""The evidence: receipts, gates, signing, SBOM, repack, publish."""

@@ -1,0 +1,1 @@
+"""Live file trees. The only code that touches one."""

@@ -1,0 +1,1 @@
+"""Blobs on disk: nothing is visible before commit."""

@@ -1,0 +1,1 @@
+"""Byte formats. Stream in, stream out."""
