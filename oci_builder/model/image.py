@@ -43,7 +43,7 @@ class Layer:
     @property
     def tar_descriptor(self) -> Descriptor:
         """The same layer as an uncompressed blob, as the Docker archive's layout names it."""
-        return Descriptor(mediaType=media.OCI_LAYER, digest=self.diff_id, size=self.tar_size)
+        return Descriptor(media_type=media.OCI_LAYER, digest=self.diff_id, size=self.tar_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Image:
         total = len(self.layers) + len(layers)
         if total > limits.layers:
             raise PolicyError(
-                "limit.layers", f"{total} layers, the limit is {limits.layers}: overlayfs cannot mount more; squash the base",
+                "limit.layers", f"{total} layers, the limit is {limits.layers} (overlayfs); squash the base",
                 expected=f"<= {limits.layers}", actual=total,
             )  # fmt: skip
         return replace(self, layers=self.layers + layers)
@@ -103,7 +103,7 @@ class Image:
     def config_descriptor(self) -> Descriptor:
         """Descriptor of the config blob; its digest is the classic Docker image ID."""
         data = self.config_bytes
-        return Descriptor(mediaType=media.OCI_CONFIG, digest=Digest.of(data), size=len(data))
+        return Descriptor(media_type=media.OCI_CONFIG, digest=Digest.of(data), size=len(data))
 
     def manifest_bytes(self, *, uncompressed: bool = False) -> bytes:
         """The manifest: over the compressed blobs, or over the tars for the Docker archive's own layout."""
@@ -121,4 +121,4 @@ class Image:
     def manifest_descriptor(self, *, uncompressed: bool = False) -> Descriptor:
         """Descriptor of the manifest; its digest is the image ID in Docker's containerd store."""
         data = self.manifest_bytes(uncompressed=uncompressed)
-        return Descriptor(mediaType=media.OCI_MANIFEST, digest=Digest.of(data), size=len(data))
+        return Descriptor(media_type=media.OCI_MANIFEST, digest=Digest.of(data), size=len(data))

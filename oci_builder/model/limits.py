@@ -13,7 +13,7 @@ GIB = 1 << 30
 
 
 def _limit(default: int, reason: str) -> int:
-    return field(default=default, metadata={"reason": reason})  # type: ignore[no-any-return]
+    return field(default=default, metadata={"reason": reason})
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +33,7 @@ class Limits:
     layer_size: int = _limit(64 * GIB, "uncompressed bytes of one layer; the real image's largest layer has 6.5 GB")
     image_size: int = _limit(256 * GIB, "uncompressed bytes of all layers together")
     ratio: int = _limit(200, "uncompressed over compressed, once a layer is past ratio_floor; real layers reach 10")
-    ratio_floor: int = _limit(
-        1 * GIB, "uncompressed bytes before the ratio applies, so that honest layers of zeros pass"
-    )
+    ratio_floor: int = _limit(1 * GIB, "uncompressed bytes before the ratio applies: honest layers of zeros pass")
     zstd_window: int = _limit(128 * MIB, "decoder memory for one zstd frame; --ultra --long=27")
     index_depth: int = _limit(3, "indexes that point to indexes")
     manifests: int = _limit(64, "descriptors in one index; multi-arch images have about 20")

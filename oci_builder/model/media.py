@@ -1,4 +1,4 @@
-"""Media types of OCI and Docker documents and layers. Source: image-spec media-types.md, distribution manifest-v2-2.md."""
+"""Media types of OCI and Docker documents and layers (image-spec media-types.md, distribution manifest-v2-2.md)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LAYER_COMPRESSION: dict[str, str] = {
     DOCKER_LAYER_ZSTD: "zstd",
 }
 
-# Layers that are fetched from elsewhere by URL: refused, never fetched (SSRF; see go-containerregistry's fetcher tests).
+# Layers that are fetched from elsewhere by URL: refused, never fetched (SSRF).
 FOREIGN_LAYERS = frozenset(
     {DOCKER_FOREIGN, OCI_NONDISTRIBUTABLE, OCI_NONDISTRIBUTABLE + "+gzip", OCI_NONDISTRIBUTABLE + "+zstd"}
 )
