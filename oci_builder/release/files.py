@@ -1,0 +1,97 @@
+"""Files that are created once: whole or not at all, and never over another."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+from pathlib import Path
+
+from oci_builder.model.errors import ConflictError, TransportError, show
+
+_CODES = {
+    errno.ENOSPC: "io.space",
+    errno.EDQUOT: "io.space",
+    errno.EROFS: "io.readonly",
+    errno.EACCES: "io.readonly",
+    errno.EPERM: "io.readonly",
+}
+
+
+def io_error(error: OSError, path: Path | str) -> TransportError:
+    """An operating system error at a path as ours: ``io.space``, ``io.readonly`` or ``io.error``."""
+    code = _CODES.get(error.errno or 0, "io.error")
+    return TransportError(code, f"{show(str(path))}: {error.strerror or error}", where=str(path))
+
+
+def read_file(path: Path, limit: int) -> bytes:
+    """At most ``limit`` + 1 bytes of a file: a caller's size check then sees that it is too large.
+
+    Raises:
+        TransportError: ``io.*``.
+    """
+    try:
+        with path.open("rb") as file:
+            return file.read(limit + 1)
+    except OSError as error:
+        raise io_error(error, path) from None
+
+
+def create_exclusively(path: Path, data: bytes, *, mode: int = 0o644, code: str = "release.exists") -> None:
+    """Create ``path`` with ``data``. Two processes may try: one wins, and nobody ever sees a part.
+
+    Raises:
+        ConflictError: ``code``: something has that name, a dangling link included.
+        TransportError: ``io.*``; nothing is left behind.
+    """
+    temp = _write_temp(path, data, mode)
+    try:
+        # link(2) fails where the name exists; rename(2) would replace it.
+        os.link(temp, path)
+        _sync_folder(path.parent)
+    except FileExistsError:
+        raise ConflictError(
+            code, f"{show(str(path))} exists and is never rewritten", where=str(path)
+        ) from None
+    except OSError as error:
+        raise io_error(error, path) from None
+    finally:
+        temp.unlink(missing_ok=True)
+
+
+def replace_file(path: Path, data: bytes, *, mode: int = 0o644) -> None:
+    """Write ``path`` anew: readers see the old bytes or the new ones.
+
+    Raises:
+        TransportError: ``io.*``.
+    """
+    temp = _write_temp(path, data, mode)
+    try:
+        temp.replace(path)
+        _sync_folder(path.parent)
+    except OSError as error:
+        temp.unlink(missing_ok=True)
+        raise io_error(error, path) from None
+
+
+def _write_temp(path: Path, data: bytes, mode: int) -> Path:
+    temp = path.with_name(f".{path.name[:200]}.{secrets.token_hex(6)}.tmp")
+    try:
+        fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        with os.fdopen(fd, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fchmod(fd, mode)
+            os.fsync(fd)
+    except OSError as error:
+        temp.unlink(missing_ok=True)
+        raise io_error(error, path) from None
+    return temp
+
+
+def _sync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

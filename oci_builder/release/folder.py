@@ -1,0 +1,217 @@
+"""``releases/<release>/``: what is remembered of a release. Files are created once and never rewritten.
+
+``qualification.json`` follows from the others. When it changes, the one before stays as ``qualification.N.json``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from oci_builder.model.digest import Digest
+from oci_builder.model.errors import CheckFailed, ConflictError, FormatError, SpecError, show
+from oci_builder.model.gates import Gate, TrustPolicy, parse_trust
+from oci_builder.model.jsontext import load_json
+from oci_builder.model.limits import DEFAULT_LIMITS
+from oci_builder.model.receipts import DOCKER, OCI, PORTABLE, parse_time
+from oci_builder.release.files import create_exclusively, io_error, read_file, replace_file
+from oci_builder.release.gates import Candidate, Qualification, qualify
+
+QUALIFICATION = "qualification.json"
+SUPERSEDED = "superseded.json"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseFolder:
+    """One release on disk: ``portable.json``, ``container.json``, ``receipts/``, inventories, SBOMs, the verdict."""
+
+    root: Path
+
+    @property
+    def release(self) -> str:
+        """The release id: the folder's name."""
+        return self.root.resolve().name
+
+    @property
+    def receipts(self) -> Path:
+        """The folder of the receipts."""
+        return self.root / "receipts"
+
+    def create(self) -> ReleaseFolder:
+        """Make the folders; idempotent.
+
+        Raises:
+            TransportError: ``io.*``.
+        """
+        try:
+            self.receipts.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise io_error(error, self.receipts) from None
+        return self
+
+    def add(self, name: str, data: bytes) -> Path:
+        """Create one file.
+
+        Raises:
+            ConflictError: ``release.exists``.
+            SpecError: ``release.name``: not a plain file name.
+            TransportError: ``io.*``.
+        """
+        if not _NAME.match(name):
+            raise SpecError("release.name", f"{show(name)} is not a plain file name", where=name)
+        create_exclusively(self.root / name, data)
+        return self.root / name
+
+    def document(self, name: str) -> Any:
+        """A JSON file of the folder, or None where there is none.
+
+        Raises:
+            FormatError: ``json.*``.
+            TransportError: ``io.*``.
+        """
+        path = self.root / name
+        if not path.exists():
+            return None
+        return load_json(read_file(path, DEFAULT_LIMITS.document), str(path))
+
+    def envelopes(self) -> dict[str, bytes]:
+        """Receipt file name -> bytes.
+
+        Raises:
+            TransportError: ``io.*``.
+        """
+        try:
+            names = sorted(p.name for p in self.receipts.glob("*.json") if p.is_file())
+        except OSError as error:
+            raise io_error(error, self.receipts) from None
+        return {name: read_file(self.receipts / name, DEFAULT_LIMITS.document) for name in names}
+
+    def subjects(self) -> dict[str, str]:
+        """Archive name -> sha256 hex, from ``portable.json`` and ``container.json``.
+
+        Raises:
+            FormatError: ``release.subject``: a digest is missing or malformed, or there is no portable.json.
+        """
+        portable = self.document("portable.json")
+        if not isinstance(portable, dict):
+            raise FormatError("release.subject", f"{show(str(self.root))}: no portable.json", where=str(self.root))
+        found = {PORTABLE: portable.get("sha256")}
+        container = self.document("container.json")
+        archives = container.get("archives", {}) if isinstance(container, dict) else {}
+        for name in (OCI, DOCKER):
+            if isinstance(archives, dict) and name in archives:
+                found[name] = _sha256_of(archives[name])
+        return {name: _hex(value, f"{self.root}: {name}") for name, value in found.items()}
+
+    def superseded_by(self) -> str | None:
+        """The portable sha256 that replaced this candidate, if one did."""
+        document = self.document(SUPERSEDED)
+        if document is None:
+            return None
+        return _hex(document.get("by") if isinstance(document, dict) else None, f"{self.root}: {SUPERSEDED}")
+
+    def evaluate(self, gates: tuple[Gate, ...], policy: TrustPolicy, now: datetime, spec: str | None) -> Qualification:
+        """The qualification as the files of this folder give it.
+
+        Raises:
+            FormatError, TransportError: as the readers above.
+        """
+        candidate = Candidate(self.release, self.subjects(), spec, self.superseded_by())
+        return qualify(candidate, gates, self.envelopes(), policy, now)
+
+    def recorded(self) -> dict[str, Any] | None:
+        """``qualification.json``, or None.
+
+        Raises:
+            FormatError: ``json.*``, ``release.qualification`` when it is no object or has no time.
+        """
+        value = self.document(QUALIFICATION)
+        if value is None:
+            return None
+        try:
+            parse_time(value["evaluated_at"])
+            return dict(value)
+        except (KeyError, TypeError, ValueError):
+            where = str(self.root / QUALIFICATION)
+            raise FormatError("release.qualification", f"{show(where)}: no evaluated_at time", where=where) from None
+
+    def compare(self, gates: tuple[Gate, ...], policy: TrustPolicy, spec: str | None) -> dict[str, Any]:
+        """Recompute ``qualification.json`` at its own recorded time and compare.
+
+        Returns: the recorded qualification, when it is what the files give.
+
+        Raises:
+            CheckFailed: ``qualification.missing``, or ``qualification.differs`` with what differs.
+            FormatError, TransportError: as above.
+        """
+        recorded = self.recorded()
+        if recorded is None:
+            where = str(self.root)
+            raise CheckFailed("qualification.missing", f"{show(where)}: no {QUALIFICATION}", where=where)
+        fresh = self.evaluate(gates, policy, parse_time(recorded["evaluated_at"]), spec).to_json()
+        differing = sorted(k for k in fresh.keys() | recorded.keys() if fresh.get(k) != recorded.get(k))
+        if differing:
+            raise CheckFailed(
+                "qualification.differs",
+                f"{show(str(self.root / QUALIFICATION))} is not what its files give: {', '.join(differing)} "
+                f"(recorded {recorded.get('state')}, recomputed {fresh['state']})",
+                where=str(self.root), expected=fresh["state"], actual=recorded.get("state"),
+            )  # fmt: skip
+        return recorded
+
+    def record(self, qualification: Qualification) -> Path:
+        """Write ``qualification.json``; an older, different one is kept under the next free number.
+
+        Idempotent where only the time differs: then nothing is written.
+
+        Raises:
+            TransportError: ``io.*``.
+        """
+        path = self.root / QUALIFICATION
+        value = qualification.to_json()
+        old = self.recorded()
+        if old is None:
+            create_exclusively(path, pretty(value))
+            return path
+        if {**old, "evaluated_at": ""} != {**value, "evaluated_at": ""}:
+            self._keep(path.read_bytes())
+            replace_file(path, pretty(value))
+        return path
+
+    def _keep(self, data: bytes) -> None:
+        for number in range(1, 10_000):
+            try:
+                create_exclusively(self.root / f"qualification.{number}.json", data)
+                return
+            except ConflictError:
+                continue
+        raise ConflictError("release.exists", f"{show(str(self.root))}: too many qualifications", where=str(self.root))
+
+
+def read_trust(path: Path) -> TrustPolicy:
+    """Read a trust policy file.
+
+    Raises:
+        FormatError, SpecError: as ``parse_trust``.
+        TransportError: ``io.*``.
+    """
+    return parse_trust(read_file(path, DEFAULT_LIMITS.document), str(path))
+
+
+def pretty(value: object) -> bytes:
+    """JSON for files that people read in a repository: the canonical order, indented."""
+    return json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+
+
+def _sha256_of(value: object) -> object:
+    return value.get("sha256") if isinstance(value, dict) else value
+
+
+def _hex(value: object, where: str) -> str:
+    text = str(value or "")
+    return Digest.parse(text if text.startswith("sha256:") else f"sha256:{text}", where).hex
