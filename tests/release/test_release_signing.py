@@ -57,7 +57,8 @@ def test_another_implementation_verifies_the_stored_bytes_b220(tmp_path: Path) -
     envelope = json.loads(signed(KEY, made))
     payload = base64.b64decode(envelope["payload"])
     kind = envelope["payloadType"].encode()
-    (tmp_path / "message").write_bytes(b"DSSEv1 " + b" ".join([str(len(kind)).encode(), kind, str(len(payload)).encode(), payload]))
+    sizes = [str(len(part)).encode() for part in (kind, payload)]
+    (tmp_path / "message").write_bytes(b" ".join([b"DSSEv1", sizes[0], kind, sizes[1], payload]))
     (tmp_path / "sig").write_bytes(base64.b64decode(envelope["signatures"][0]["sig"]))
     command = ["openssl", "pkeyutl", "-verify", "-pubin", "-inkey", str(tmp_path / "k.pub"), "-rawin"]
     done = subprocess.run([*command, "-in", tmp_path / "message", "-sigfile", tmp_path / "sig"], capture_output=True)

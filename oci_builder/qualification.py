@@ -1,0 +1,89 @@
+"""``oci-builder qualification``: recompute what a release folder says, and compare or record it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from oci_builder.model.digest import Digest
+from oci_builder.model.errors import SpecError, show
+from oci_builder.model.gates import Gate, TrustPolicy, parse_gates
+from oci_builder.model.spec import Spec, load_spec
+from oci_builder.release.folder import ReleaseFolder, read_trust
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What a release folder is judged by.
+
+    Attributes:
+        gates: of the spec.
+        policy: trusted keys.
+        spec: sha256 of the canonical spec, compared with the receipts' one; None: not compared.
+    """
+
+    gates: tuple[Gate, ...]
+    policy: TrustPolicy
+    spec: str | None = None
+
+    @classmethod
+    def load(cls, spec_path: Path, trust_path: Path) -> Rules:
+        """The rules of a spec file and a trust policy.
+
+        Raises:
+            SpecError: ``spec.*``, ``trust.key``; FormatError: ``json.*``; TransportError: ``io.*``.
+        """
+        spec = load_spec(spec_path)
+        return cls(parse_gates(spec.gates), read_trust(trust_path), spec_sha256(spec))
+
+
+def spec_sha256(spec: Spec) -> str:
+    """Digest of what is built, in hex: the canonical spec without its gates, which may grow after the build."""
+    return Digest.of(spec.model_copy(update={"gates": ()}).canonical()).hex
+
+
+def check_release(folder: Path, rules: Rules) -> dict[str, Any]:
+    """Recompute ``qualification.json`` at its own time and compare.
+
+    Returns: the recorded qualification.
+
+    Raises:
+        CheckFailed: ``qualification.missing``, ``qualification.differs``.
+        SpecError: ``release.folder``; FormatError, TransportError: unreadable files.
+    """
+    return _open(folder).compare(rules.gates, rules.policy, rules.spec)
+
+
+def update_release(folder: Path, rules: Rules, now: datetime) -> dict[str, Any]:
+    """Judge the folder now and record it; the qualification before stays under a number. Idempotent.
+
+    Returns: the qualification that stands in the folder afterwards.
+
+    Raises:
+        SpecError: ``release.folder``; FormatError, TransportError: unreadable or unwritable files.
+    """
+    release = _open(folder)
+    release.record(release.evaluate(rules.gates, rules.policy, now, rules.spec))
+    recorded = release.recorded()
+    assert recorded is not None  # written just now
+    return recorded
+
+
+def summary(qualification: dict[str, Any]) -> Sequence[str]:
+    """Lines for people: the state, each gate, and the reason where it is not met."""
+    lines = [f"{qualification['release']}: {qualification['state']}"]
+    for gate in qualification["gates"]:
+        need = "" if gate["required"] else " (not required)"
+        lines.append(f"  {gate['state']:<6} {gate['name']}{need}")
+        lines += [f"         {reason}" for reason in gate["reasons"]]
+    lines += [f"  refused {r['receipt']}: {'; '.join(r['reasons'])}" for r in qualification["refused"]]
+    return lines + [f"  not tested: {line}" for line in qualification["not_tested"]]
+
+
+def _open(folder: Path) -> ReleaseFolder:
+    if not folder.is_dir():
+        raise SpecError("release.folder", f"{show(str(folder))} is no release folder", where=str(folder))
+    return ReleaseFolder(folder)
