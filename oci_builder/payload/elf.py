@@ -10,11 +10,11 @@ import io
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import IO, Any, cast
 
 from elftools.common.exceptions import DWARFError, ELFError
 from elftools.construct import ConstructError
-from elftools.elf.dynamic import DynamicSection, DynamicSegment
+from elftools.elf.dynamic import Dynamic
 from elftools.elf.elffile import ELFFile
 from elftools.elf.gnuversions import GNUVerDefSection, GNUVerNeedSection
 
@@ -25,6 +25,7 @@ EM_CUDA = 190
 FATBIN_SECTIONS = (".nv_fatbin", "__nv_relfatbin")
 _DF_TEXTREL = 4
 _PF_X = 1
+_VER_WEAK = 2
 _ISA_NEEDED = "GNU_PROPERTY_X86_ISA_1_NEEDED"
 _TEXT_LIMIT = 4096
 
@@ -81,7 +82,7 @@ def read_elf(source: Source) -> ElfFacts:
         BadElf: the headers are cut off or contradict the file's size.
     """
     try:
-        return _read(ELFFile(_stream(source)), source.size)
+        return _read(ELFFile(cast("IO[bytes]", _stream(source))), source.size)
     except BadElf:
         raise
     except (
@@ -119,6 +120,10 @@ def _read(elf: Any, size: int) -> ElfFacts:
     )
 
 
+def _text(value: str | None) -> str:
+    return (value or "")[:_TEXT_LIMIT]
+
+
 def _expect(good: bool, message: str) -> None:
     if not good:
         raise BadElf(message)
@@ -126,19 +131,19 @@ def _expect(good: bool, message: str) -> None:
 
 def _dynamic(sections: list[tuple[str, Any]], segments: list[Any], size: int) -> _Dynamic:
     # The loader goes by the segment; separate debug files keep a section without content.
-    tables = [s for s in segments if isinstance(s, DynamicSegment)]
-    tables += [s for _, s in sections if isinstance(s, DynamicSection) and s["sh_type"] != "SHT_NOBITS"]
+    tables: list[Any] = [s for s in segments if isinstance(s, Dynamic)]
+    tables += [s for _, s in sections if isinstance(s, Dynamic) and s["sh_type"] != "SHT_NOBITS"]
     out = _Dynamic()
     for tag in itertools.islice(tables[0].iter_tags() if tables else (), size // 8):
         name = tag.entry.d_tag
         if name == "DT_NEEDED":
-            out.needed.append(tag.needed[:_TEXT_LIMIT])
+            out.needed.append(_text(tag.needed))
         elif name == "DT_SONAME":
-            out.soname = tag.soname[:_TEXT_LIMIT]
+            out.soname = _text(tag.soname)
         elif name == "DT_RPATH":
-            out.rpath = tuple(tag.rpath[:_TEXT_LIMIT].split(":"))
+            out.rpath = tuple(_text(tag.rpath).split(":"))
         elif name == "DT_RUNPATH":
-            out.runpath = tuple(tag.runpath[:_TEXT_LIMIT].split(":"))
+            out.runpath = tuple(_text(tag.runpath).split(":"))
         elif name == "DT_TEXTREL" or (name == "DT_FLAGS" and tag.entry.d_val & _DF_TEXTREL):
             out.textrel = True
     return out
@@ -148,15 +153,15 @@ def _requires(sections: list[tuple[str, Any]], size: int) -> Iterator[tuple[str,
     for _, section in sections:
         if isinstance(section, GNUVerNeedSection):
             for library, versions in itertools.islice(section.iter_versions(), size // 16):
-                strong = [v.name[:_TEXT_LIMIT] for v in itertools.islice(versions, size // 16) if not v["vna_flags"] & 2]
-                yield library.name[:_TEXT_LIMIT], tuple(sorted(strong))
+                strong = (v.name for v in itertools.islice(versions, size // 16) if not v["vna_flags"] & _VER_WEAK)
+                yield _text(library.name), tuple(sorted(map(_text, strong)))
 
 
 def _defines(sections: list[tuple[str, Any]], size: int) -> Iterator[str]:
     for _, section in sections:
         if isinstance(section, GNUVerDefSection):
             for _, names in itertools.islice(section.iter_versions(), size // 20):
-                yield from (name.name[:_TEXT_LIMIT] for name in itertools.islice(names, 1))
+                yield from (_text(name.name) for name in itertools.islice(names, 1))
 
 
 def _isa(sections: list[tuple[str, Any]], size: int) -> int:

@@ -1,0 +1,189 @@
+"""From bytes to a ``Delta``: one pass over a layer's tar, or over a folder on disk.
+
+A file is read into memory up to ``IN_MEMORY``. A bigger one from a stream is copied to one unlinked scratch file, one
+at a time, because an ELF file's section headers stand at its end: bounded memory, and no tree on disk.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import posixpath
+import stat
+import tempfile
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import BinaryIO
+
+from oci_builder.model.errors import OciBuilderError, SpecError, TransportError
+from oci_builder.model.events import Emit, Event, silent
+from oci_builder.model.limits import DEFAULT_LIMITS, Limits
+from oci_builder.payload.fatbin import MemorySource
+from oci_builder.payload.readiness.facts import FileFacts, wanted, wants_path
+from oci_builder.payload.readiness.tree import Delta, Node
+from oci_builder.wire.source import FileRange
+from oci_builder.wire.tar import Kind, TarEntry, TarReader
+
+IN_MEMORY = 32 << 20
+_HEAD = 8
+_KINDS = {Kind.FILE: "file", Kind.DIR: "dir", Kind.SYMLINK: "link"}
+
+
+def layer_delta(chunks: Iterable[bytes], where: str, *, limits: Limits = DEFAULT_LIMITS) -> Delta:
+    """Read one layer's tar to its end.
+
+    Args:
+        chunks: the uncompressed bytes.
+        where: the layer, for messages.
+
+    Raises:
+        FormatError, PolicyError: as ``TarReader``.
+        TransportError: ``io.space``, ``io.error`` of the scratch file.
+    """
+    delta = Delta()
+    with Scratch() as scratch:
+        reader = TarReader(chunks, limits=limits, where=where)
+        for entry in reader:
+            if entry.kind == Kind.HARDLINK:
+                delta.add_hardlink(entry.name, entry.link)
+            elif entry.name:
+                facts = entry_facts(entry, reader, scratch) if entry.kind == Kind.FILE else None
+                delta.add(entry.name, _node(entry, facts))
+    return delta
+
+
+def _node(entry: TarEntry, facts: FileFacts | None) -> Node:
+    link = entry.link if entry.kind == Kind.SYMLINK else b""
+    return Node(_KINDS.get(entry.kind, "other"), entry.mode, entry.size, link, facts)
+
+
+def entry_facts(entry: TarEntry, reader: TarReader, scratch: Scratch) -> FileFacts | None:
+    """Facts of the reader's current entry, which is a file; reads no more of it than needed."""
+    if not entry.size:
+        return None
+    data = reader.data()
+    pieces: list[bytes] = []
+    have = 0
+    while have < min(_HEAD, entry.size):
+        pieces.append(bytes(next(data, b"")))
+        have += len(pieces[-1])
+    head = b"".join(pieces)
+    read = wanted(entry.name, head)
+    if read is None:
+        return None
+    if entry.size <= IN_MEMORY:
+        return read(entry.name, MemorySource(b"".join([head, *data])))
+    return read(entry.name, scratch.fill([head], data, entry.size))
+
+
+class Scratch:
+    """One unlinked temporary file, made when first needed and used again for each big file."""
+
+    def __init__(self) -> None:
+        self._file: BinaryIO | None = None
+
+    def __enter__(self) -> Scratch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file:
+            self._file.close()
+
+    def fill(self, first: list[bytes], rest: Iterable[bytes | memoryview], size: int) -> FileRange:
+        """Replace the content by ``first`` and ``rest``, ``size`` bytes together.
+
+        Raises:
+            TransportError: ``io.space``, ``io.error``; the stream's own errors pass through.
+        """
+        try:
+            if self._file is None:
+                self._file = tempfile.TemporaryFile(prefix="oci-builder-readiness-", buffering=0)
+            self._file.seek(0)
+            for piece in (*first, *rest):
+                _write_all(self._file, piece)
+            self._file.truncate()
+            return FileRange(self._file.fileno(), 0, size)
+        except OSError as error:
+            raise _io_error(error, tempfile.gettempdir()) from None
+
+
+def _write_all(file: BinaryIO, piece: bytes | memoryview) -> None:
+    view = memoryview(piece)
+    while view:
+        view = view[file.write(view) :]
+
+
+def _io_error(error: OSError, where: str) -> OciBuilderError:
+    code = {errno.ENOSPC: "io.space", errno.EROFS: "io.readonly", errno.EACCES: "io.readonly"}.get(
+        error.errno or 0, "io.error"
+    )
+    return TransportError(code, f"{where}: {error.strerror or error}", where=where)
+
+
+def folder_delta(root: Path, *, threads: int = 1, emit: Emit = silent) -> Delta:
+    """Read a folder as one layer; nothing outside it is followed, nothing but regular files is opened.
+
+    Raises:
+        SpecError: ``spec.path`` when ``root`` is no folder.
+        TransportError: ``io.*`` when a file of interest cannot be read.
+    """
+    if not root.is_dir():
+        raise SpecError("spec.path", f"{root} is no folder", where=str(root))
+    delta = Delta()
+    base = os.fsencode(root)
+    emit(Event("start", f"read {root}", unit="B"))
+    entries = list(_walk(base))
+    with ThreadPoolExecutor(max_workers=max(1, threads)) as pool:
+        for path, node in pool.map(lambda e: _folder_node(base, *e), entries):
+            delta.nodes[path] = node
+            emit(Event("advance", f"read {root}", amount=node.size))
+    emit(Event("done", f"read {root}"))
+    return delta
+
+
+def _walk(root: bytes) -> Iterator[tuple[bytes, os.stat_result]]:
+    stack = [b""]
+    while stack:
+        folder = stack.pop()
+        try:
+            with os.scandir(posixpath.join(root, folder)) as found:
+                for item in sorted(found, key=lambda i: i.name):
+                    path = posixpath.join(folder, item.name)
+                    yield path, item.stat(follow_symlinks=False)
+                    if item.is_dir(follow_symlinks=False):
+                        stack.append(path)
+        except OSError as error:
+            raise _io_error(error, os.fsdecode(posixpath.join(root, folder))) from None
+
+
+def _folder_node(root: bytes, path: bytes, info: os.stat_result) -> tuple[bytes, Node]:
+    full = posixpath.join(root, path)
+    mode = stat.S_IMODE(info.st_mode)
+    try:
+        if stat.S_ISLNK(info.st_mode):
+            return path, Node("link", mode, link=os.readlink(full))  # noqa: PTH115 (bytes)
+        if stat.S_ISDIR(info.st_mode):
+            return path, Node("dir", mode)
+        if not stat.S_ISREG(info.st_mode):
+            return path, Node("other", mode)
+        return path, Node("file", mode, info.st_size, facts=_file_facts(full, path, info.st_size))
+    except OSError as error:
+        raise _io_error(error, os.fsdecode(full)) from None
+
+
+def _file_facts(full: bytes, path: bytes, size: int) -> FileFacts | None:
+    # Sources and data are most of an environment's files: their names tell, and they are never opened.
+    if path.endswith((b".py", b".pyc", b".json", b".h", b".cuh", b".hpp", b".txt")) and not wants_path(path):
+        return None
+    fd = os.open(full, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        head = os.pread(fd, _HEAD, 0)
+        read = wanted(path, head)
+        if read is None:
+            return None
+        if size <= IN_MEMORY:
+            return read(path, MemorySource(os.pread(fd, size, 0)))
+        return read(path, FileRange(fd, 0, size))
+    finally:
+        os.close(fd)

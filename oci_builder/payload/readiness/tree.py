@@ -1,0 +1,184 @@
+"""The final tree of an image: layers over each other with whiteouts, and paths resolved as a loader would."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from oci_builder.payload.readiness.facts import FileFacts
+
+_FOLLOWS = 40
+_OPAQUE = b".wh..wh..opq"
+_WHITEOUT = b".wh."
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One path of a tree.
+
+    Attributes:
+        kind: ``file``, ``dir``, ``link`` (symbolic) or ``other``.
+        mode: permission bits.
+        size: bytes of a file.
+        link: target of a symbolic link, verbatim.
+        facts: of a file of interest.
+    """
+
+    kind: str
+    mode: int = 0o644
+    size: int = 0
+    link: bytes = b""
+    facts: FileFacts | None = None
+
+
+@dataclass(slots=True)
+class Delta:
+    """What one layer says: paths it adds or replaces, paths it removes, folders whose lower content it hides."""
+
+    nodes: dict[bytes, Node] = field(default_factory=dict)
+    removed: set[bytes] = field(default_factory=set)
+    opaque: set[bytes] = field(default_factory=set)
+
+    def add(self, path: bytes, node: Node) -> None:
+        """Add an entry; a whiteout name becomes a removal (image-spec layer.md, "Whiteouts")."""
+        folder, _, name = path.rpartition(b"/")
+        if name == _OPAQUE:
+            self.opaque.add(folder)
+        elif name.startswith(_WHITEOUT):
+            self.removed.add(posixpath.join(folder, name[len(_WHITEOUT) :]))
+        else:
+            self.nodes[path] = node
+
+    def add_hardlink(self, path: bytes, target: bytes, below: Iterable[Delta] = ()) -> None:
+        """Add a second name of a file of this layer, or of one below where the layer does not hold it."""
+        for delta in (self, *below):
+            if target in delta.nodes:
+                self.nodes[path] = delta.nodes[target]
+                return
+        self.nodes[path] = Node("file")
+
+
+class Tree:
+    """Paths of the final tree, without a leading slash.
+
+    Attributes:
+        nodes: every path.
+        env: environment of the image config, empty for a folder.
+    """
+
+    def __init__(self, nodes: Mapping[bytes, Node], env: Mapping[str, str] | None = None) -> None:
+        self.nodes = nodes
+        self.env = dict(env or {})
+        self._folders: dict[bytes, bytes | None] = {b"": b""}
+
+    def files(self) -> Iterator[tuple[bytes, Node, FileFacts]]:
+        """Every file that has facts, by path."""
+        for path in sorted(self.nodes):
+            node = self.nodes[path]
+            if node.facts is not None:
+                yield path, node, node.facts
+
+    def find(self, folder: bytes, name: bytes) -> bytes | None:
+        """The real path of ``name`` in ``folder``, symbolic links followed; None when there is none."""
+        return self.resolve(posixpath.join(folder, name))
+
+    def resolve(self, path: bytes) -> bytes | None:
+        """The real path of ``path`` inside the tree, as ``openat2(RESOLVE_IN_ROOT)`` would find it; None: none."""
+        return self._resolve(path, _FOLLOWS)
+
+    def _resolve(self, path: bytes, follows: int) -> bytes | None:
+        folder, _, name = path.strip(b"/").rpartition(b"/")
+        parent = self._folder(folder, follows) if name not in (b"", b".", b"..") else None
+        if parent is None:
+            parent = self._walk(path, follows)
+            return parent if parent is not None and (parent in self.nodes or not parent) else None
+        return self._enter(parent, name, follows)
+
+    def _enter(self, parent: bytes, name: bytes, follows: int) -> bytes | None:
+        real = posixpath.join(parent, name)
+        node = self.nodes.get(real)
+        if node is None or node.kind != "link":
+            return real if node is not None else None
+        if follows <= 0:
+            return None
+        base = b"" if node.link.startswith(b"/") else parent
+        return self._walk(posixpath.join(base, node.link.lstrip(b"/")), follows - 1)
+
+    def _folder(self, folder: bytes, follows: int) -> bytes | None:
+        if folder not in self._folders:
+            self._folders[folder] = self._walk(folder, follows)
+        return self._folders[folder]
+
+    def _walk(self, path: bytes, follows: int) -> bytes | None:
+        at = b""
+        for name in path.split(b"/"):
+            if name in (b"", b"."):
+                continue
+            if name == b"..":
+                at = at.rpartition(b"/")[0]
+                continue
+            found = self._enter(at, name, follows)
+            if found is None:
+                return None
+            at = found
+        return at
+
+
+def overlay(deltas: Iterable[Delta]) -> dict[bytes, Node]:
+    """The tree that layers give, lowest first; folders that no layer names are added."""
+    nodes: dict[bytes, Node] = {}
+    for delta in deltas:
+        upper = _through_links(nodes, delta)
+        hidden = delta.removed | {p for p, n in upper.items() if n.kind != "dir"}
+        _drop_below(nodes, {p for p in hidden if p in nodes and nodes[p].kind == "dir"} | delta.opaque)
+        for path in delta.removed:
+            nodes.pop(path, None)
+        nodes.update(upper)
+        _add_folders(nodes, upper)
+    return nodes
+
+
+def _through_links(nodes: dict[bytes, Node], delta: Delta) -> dict[bytes, Node]:
+    """The layer's nodes where they really land: a parent that is a link in a layer below leads elsewhere."""
+    if not any(n.kind == "link" for n in nodes.values()):
+        return delta.nodes
+    below, moved, out = Tree(nodes), {}, {}
+    for path, node in delta.nodes.items():
+        folder, _, name = path.rpartition(b"/")
+        if folder not in moved:
+            moved[folder] = _landing(nodes, below, delta, folder)
+        out[posixpath.join(moved[folder], name)] = node
+    return out
+
+
+def _landing(nodes: dict[bytes, Node], below: Tree, delta: Delta, folder: bytes) -> bytes:
+    at = folder
+    while at:
+        if at in delta.nodes or at in delta.removed:
+            return folder
+        if at in nodes and nodes[at].kind == "link":
+            real = below.resolve(at)
+            return folder if real is None else posixpath.join(real, folder[len(at) :].lstrip(b"/")).rstrip(b"/")
+        at = at.rpartition(b"/")[0]
+    return folder
+
+
+def _add_folders(nodes: dict[bytes, Node], paths: Iterable[bytes]) -> None:
+    for path in list(paths):
+        folder = path.rpartition(b"/")[0]
+        while folder and folder not in nodes:
+            nodes[folder] = Node("dir", 0o755)
+            folder = folder.rpartition(b"/")[0]
+
+
+def _drop_below(nodes: dict[bytes, Node], roots: set[bytes]) -> None:
+    if not roots:
+        return
+    for path in list(nodes):
+        folder = path
+        while folder:
+            folder = folder.rpartition(b"/")[0]
+            if folder in roots:
+                del nodes[path]
+                break
