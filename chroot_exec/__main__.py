@@ -1,0 +1,84 @@
+"""``python3 -m chroot_exec``: see the package's documentation."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+
+from chroot_exec import runner, teardown
+from chroot_exec.errors import RequestError, RunnerError
+from chroot_exec.protocol import parse_request
+
+_LARGEST_REQUEST = 16 << 20
+
+
+def _read(path: str) -> bytes:
+    try:
+        if path == "-":
+            data = sys.stdin.buffer.read(_LARGEST_REQUEST + 1)
+        else:
+            with open(path, "rb") as file:
+                data = file.read(_LARGEST_REQUEST + 1)
+    except OSError as error:
+        raise RequestError("request.read", f"cannot read {path!r}: {error.strerror}") from None
+    if len(data) > _LARGEST_REQUEST:
+        raise RequestError("request.json", f"a request has at most {_LARGEST_REQUEST} bytes")
+    return data
+
+
+def _write(path: str, value: object) -> None:
+    text = json.dumps(value, indent=2, sort_keys=True) + "\n"
+    if not path:
+        sys.stdout.write(text)
+        return
+    partial = f"{path}.{os.getpid()}.partial"
+    with open(partial, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, path)
+
+
+def _sweep(state: str) -> int:
+    removed = teardown.sweep(teardown.state_folder(state))
+    _write("", {"removed": removed})
+    return 0
+
+
+def _run(path: str, output: str) -> int:
+    request = parse_request(_read(path))
+    value = runner.run(request)
+    # The program's own output is on standard output with exec: a receipt would be mixed into it.
+    if output or request.exec is None:
+        _write(output, value)
+    elif value["error"]:
+        sys.stderr.write(f"chroot_exec: [{value['error']['code']}] {value['error']['message']}\n")
+    return runner.exit_status(request, value)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line and return the exit status."""
+    parser = argparse.ArgumentParser(prog="chroot_exec", description="Run checks in an unpacked image.")
+    parser.add_argument("request", help="request JSON, - for standard input, or the word sweep")
+    parser.add_argument("state", nargs="?", default="", help="with sweep: the state folder")
+    parser.add_argument("--output", default="", help="file for the receipt (default: standard output)")
+    options = parser.parse_args(argv)
+    try:
+        if options.request == "sweep":
+            return _sweep(options.state)
+        return _run(options.request, options.output)
+    except RequestError as error:
+        sys.stderr.write(f"chroot_exec: {error}\n")
+        return 2
+    except RunnerError as error:
+        sys.stderr.write(f"chroot_exec: {error}\n")
+        return 125
+    except OSError as error:
+        sys.stderr.write(f"chroot_exec: [io.error] {error}\n")
+        return 125
+
+
+if __name__ == "__main__":
+    sys.exit(main())

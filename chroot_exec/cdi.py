@@ -1,0 +1,144 @@
+"""Container Device Interface specs: what to inject, as the host's administrator or nvidia-ctk wrote it.
+
+Source: cncf-tags/container-device-interface, SPEC.md. Hooks are not executed: the two that nvidia-ctk writes are read
+for what they would do (links, and folders for the loader's cache), others are named in a note.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from chroot_exec import yamlsubset
+from chroot_exec.errors import RunnerError
+from chroot_exec.host import Host
+
+KIND = "nvidia.com/gpu"
+# Later folders win.
+FOLDERS = ("/etc/cdi", "/var/run/cdi")
+_HARMLESS = ("enable-cuda-compat", "disable-device-node-modification", "chmod")
+
+
+@dataclass
+class Edits:
+    """Merged container edits. ``mounts`` are (host path, container path); ``links`` are (link, target)."""
+
+    source: str = ""
+    nodes: list[tuple[str, str]] = field(default_factory=list)
+    mounts: list[tuple[str, str]] = field(default_factory=list)
+    links: list[tuple[str, str]] = field(default_factory=list)
+    folders: list[str] = field(default_factory=list)
+    env: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+def find(host: Host, devices: tuple[str, ...]) -> Edits | None:
+    """The edits for ``devices`` (``all``, indices or UUIDs, as the specs name them); None without a spec of our kind.
+
+    Raises:
+        RunnerError: ``gpu.cdi`` (a spec that cannot be read), ``gpu.device`` (no spec has the device).
+    """
+    found = _specs(host)
+    if not found:
+        return None
+    known: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {}
+    for path, spec in found:
+        for device in _list(spec, "devices", path):
+            known[str(device.get("name"))] = (path, spec, device)
+    names = _choose(devices, known)
+    edits = Edits(", ".join(dict.fromkeys(known[n][0] for n in names)))
+    seen: list[int] = []
+    for name in names:
+        path, spec, device = known[name]
+        if id(spec) not in seen:
+            seen.append(id(spec))
+            _merge(edits, spec.get("containerEdits") or {}, path)
+        _merge(edits, device.get("containerEdits") or {}, path)
+    return edits
+
+
+def _choose(devices: tuple[str, ...], known: dict[str, Any]) -> list[str]:
+    if "all" in devices:
+        return ["all"] if "all" in known else sorted(known)
+    for name in devices:
+        if name not in known:
+            raise RunnerError("gpu.device", f"no CDI spec has {KIND}={name}; there are {', '.join(sorted(known))}")
+    return list(dict.fromkeys(devices))
+
+
+def _specs(host: Host) -> list[tuple[str, dict[str, Any]]]:
+    out = []
+    for folder in FOLDERS:
+        for name in host.names(folder):
+            path = f"{folder}/{name}"
+            if name.endswith((".json", ".yaml", ".yml")):
+                spec = _load(host.read(path), path)
+                if spec.get("kind") == KIND:
+                    out.append((path, spec))
+    return out
+
+
+def _load(text: str, path: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text) if path.endswith(".json") else yamlsubset.parse(text)
+    except (ValueError, RecursionError) as error:
+        raise RunnerError("gpu.cdi", f"{path}: {error}") from None
+    if not isinstance(value, dict) or not isinstance(value.get("cdiVersion"), str):
+        raise RunnerError("gpu.cdi", f"{path}: not a CDI spec: no cdiVersion")
+    return value
+
+
+def _list(value: dict[str, Any], key: str, path: str) -> list[dict[str, Any]]:
+    items = value.get(key) or []
+    if not isinstance(items, list) or not all(isinstance(i, dict) for i in items):
+        raise RunnerError("gpu.cdi", f"{path}: {key} is not a list of objects")
+    return items
+
+
+def _absolute(value: Any, path: str, what: str) -> str:
+    if not isinstance(value, str) or not value.startswith("/") or "\0" in value:
+        raise RunnerError("gpu.cdi", f"{path}: {what} is not an absolute path: {value!r}")
+    return value
+
+
+def _merge(edits: Edits, more: dict[str, Any], path: str) -> None:
+    for node in _list(more, "deviceNodes", path):
+        inside = _absolute(node.get("path"), path, "a device node's path")
+        pair = (inside, _absolute(node.get("hostPath") or inside, path, "hostPath"))
+        if pair not in edits.nodes:
+            edits.nodes.append(pair)
+    for mount in _list(more, "mounts", path):
+        source = _absolute(mount.get("hostPath"), path, "a mount's hostPath")
+        pair = (source, _absolute(mount.get("containerPath"), path, "containerPath"))
+        if pair not in edits.mounts:
+            edits.mounts.append(pair)
+    for item in more.get("env") or []:
+        name, equals, value = str(item).partition("=")
+        if not name or not equals:
+            raise RunnerError("gpu.cdi", f"{path}: env {item!r} is not NAME=value")
+        edits.env[name] = value
+    for hook in _list(more, "hooks", path):
+        _hook(edits, hook, path)
+
+
+def _hook(edits: Edits, hook: dict[str, Any], path: str) -> None:
+    words = [str(w) for w in hook.get("args") or []]
+    if "create-symlinks" in words:
+        for value in _options(words, "--link"):
+            target, separator, link = value.partition("::")
+            if separator:
+                edits.links.append((_absolute(link, path, "a link"), target))
+    elif "update-ldcache" in words:
+        edits.folders += [f for f in _options(words, "--folder") if f.startswith("/") and f not in edits.folders]
+    elif not any(w in words for w in _HARMLESS):
+        edits.notes.append(f"{path}: the hook {hook.get('path')!r} was not run")
+
+
+def _options(words: list[str], name: str) -> Iterable[str]:
+    for i, word in enumerate(words):
+        if word == name and i + 1 < len(words):
+            yield words[i + 1]
+        elif word.startswith(name + "="):
+            yield word[len(name) + 1 :]

@@ -1,0 +1,310 @@
+"""The file system that a program sees, built in a private mount namespace and entered for good."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from chroot_exec import syscalls
+from chroot_exec.devices import DeviceFolder, Node
+from chroot_exec.errors import RunnerError
+from chroot_exec.protocol import Bind, Request
+from chroot_exec.resolve import Root, fd_path
+from chroot_exec.syscalls import MS_BIND, MS_NODEV, MS_NOEXEC, MS_NOSUID, MS_RDONLY, MS_REC, MS_REMOUNT
+
+_READ_ONLY_PROC = ("bus", "fs", "irq", "sys", "sysrq-trigger")
+_HIDDEN_PROC = ("kcore", "keys", "timer_list", "latency_stats", "sched_debug")
+_PRIVATE = MS_NOSUID | MS_NODEV
+
+
+@dataclass
+class Facts:
+    """What the sandbox turned out to be, for the receipt."""
+
+    root: str = ""
+    enter: str = ""
+    devices: str = ""
+    proc: str = ""
+    sys: str = ""
+    notes: list[str] = field(default_factory=list)
+
+    def note(self, text: str) -> None:
+        """Add a remark once."""
+        if text not in self.notes:
+            self.notes.append(text)
+
+
+class FileSystem:
+    """Builds the sandbox's file system and enters it.
+
+    Args:
+        request: what was asked for.
+        base: an empty folder of the host; in this namespace it becomes the place where all of it stands.
+        made: told about every placeholder made in the tree itself (``write: direct`` only).
+        user_namespace: whether this process is root only in a user namespace of its own.
+    """
+
+    def __init__(self, request: Request, base: str, made: Callable[[str], None], user_namespace: bool) -> None:
+        self.facts = Facts()
+        self._request = request
+        self._base = base
+        self._user_namespace = user_namespace
+        syscalls.mount("", "/", "", syscalls.MS_PRIVATE | MS_REC)
+        # From here on nothing that is mounted shows outside, and nothing mounted outside shows here.
+        syscalls.mount("tmpfs", base, "tmpfs", _PRIVATE, "mode=0700")
+        self._top = os.path.join(base, "root")
+        os.mkdir(self._top)
+        self._mount_root()
+        direct = self.facts.root == "direct"
+        self.root = Root(self._top, made if direct else None)
+        self._devs: set[int] = set()
+
+    def _mount_root(self) -> None:
+        lower = os.open(self._request.root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            if self._request.write == "overlay" and self._overlay(lower):
+                self.facts.root = "overlay"
+                return
+            self._bind_root(lower)
+            self.facts.root = "direct"
+        finally:
+            os.close(lower)
+
+    def _overlay(self, lower: int) -> bool:
+        upper, work = os.path.join(self._base, "upper"), os.path.join(self._base, "work")
+        os.mkdir(upper)
+        os.mkdir(work)
+        os.chmod(upper, stat.S_IMODE(os.stat(fd_path(lower)).st_mode))
+        # Through a descriptor, since a path may hold the characters that separate overlay's options.
+        options = f"lowerdir={fd_path(lower)},upperdir={upper},workdir={work}"
+        if self._user_namespace:
+            options += ",userxattr"
+        try:
+            syscalls.mount("overlay", self._top, "overlay", MS_NODEV if self._user_namespace else _PRIVATE, options)
+        except OSError as error:
+            self.facts.note(f"no overlay here ({error.strerror}): writes go to the tree itself")
+            return False
+        return True
+
+    def _bind_root(self, lower: int) -> None:
+        try:
+            syscalls.mount(fd_path(lower), self._top, "", MS_BIND)
+        except OSError:
+            # Mounts below the tree are locked to it in a user namespace: all of it or nothing.
+            syscalls.mount(fd_path(lower), self._top, "", MS_BIND | MS_REC)
+
+    def build(self, nodes: Iterable[Node]) -> None:
+        """Everything but the caller's own mounts: kernel file systems, devices, scratch folders, names.
+
+        Raises:
+            RunnerError: ``sandbox.target``, ``sandbox.mount``, ``device.*``.
+        """
+        self._proc()
+        self._sys()
+        self._dev(nodes)
+        self.scratch("/run", 0o755, 0)
+        self.scratch("/tmp", 0o1777, self._request.tmp_size)
+        for path in self._request.tmpfs:
+            self.scratch(path, 0o755, 0)
+        self._names()
+        for bind in self._request.binds:
+            self.bind(bind)
+
+    def _own_place(self, path: str) -> int:
+        """The folder for a kernel file system; never the root itself nor one inside another of ours."""
+        fd = self.root.directory(path)
+        info, top = os.fstat(fd), os.fstat(self.root.fd)
+        if (info.st_dev, info.st_ino) == (top.st_dev, top.st_ino) or info.st_dev in self._devs:
+            os.close(fd)
+            raise RunnerError("sandbox.target", f"{path} in the root is a link to the root or into another mount")
+        return fd
+
+    def _mounted(self, path: str) -> None:
+        fd = self.root.open(path)
+        self._devs.add(os.fstat(fd).st_dev)
+        os.close(fd)
+
+    def _proc(self) -> None:
+        fd = self._own_place("/proc")
+        try:
+            syscalls.mount("proc", fd_path(fd), "proc", _PRIVATE | MS_NOEXEC)
+            self.facts.proc = "own"
+        except OSError as error:
+            # The kernel gives a new one to a user namespace only where the outer one has nothing masked.
+            self._bind_host("/proc", fd)
+            self.facts.proc = "host"
+            self.facts.note(f"/proc is the host's ({error.strerror}): process numbers there are not the sandbox's")
+        finally:
+            os.close(fd)
+        self._mounted("/proc")
+
+    def _guard_proc(self) -> None:
+        if self.facts.proc == "host":
+            return
+        for name in _READ_ONLY_PROC:
+            if os.path.exists(f"/proc/{name}"):
+                self.bind(Bind(f"/proc/{name}", f"/proc/{name}"), source_root=self.root)
+        for name in _HIDDEN_PROC:
+            if os.path.isfile(f"/proc/{name}"):
+                self.bind(Bind("/dev/null", f"/proc/{name}"))
+
+    def _sys(self) -> None:
+        fd = self._own_place("/sys")
+        try:
+            syscalls.mount("sysfs", fd_path(fd), "sysfs", _PRIVATE | MS_NOEXEC | MS_RDONLY)
+            self.facts.sys = "own"
+        except OSError:
+            # Sysfs belongs to the network namespace: a user namespace that keeps the host's cannot mount it.
+            self._bind_host("/sys", fd)
+            self._read_only("/sys")
+            self.facts.sys = "host"
+        finally:
+            os.close(fd)
+        self._mounted("/sys")
+
+    def _bind_host(self, path: str, fd: int) -> None:
+        try:
+            syscalls.mount(path, fd_path(fd), "", MS_BIND | MS_REC)
+        except OSError as error:
+            raise RunnerError("sandbox.mount", f"{path} can be neither mounted nor bound: {error}") from None
+
+    def _dev(self, nodes: Iterable[Node]) -> None:
+        fd = self._own_place("/dev")
+        self._tmpfs(fd, MS_NOSUID, "mode=0755,size=64k")
+        os.close(fd)
+        self._mounted("/dev")
+        fd = self.root.directory("/dev")
+        try:
+            folder = DeviceFolder(fd, self.facts.note)
+            self.facts.devices = folder.method
+            folder.fill(nodes)
+            os.mkdir("pts", 0o755, dir_fd=fd)
+            os.mkdir("shm", 0o1777, dir_fd=fd)
+            os.mkdir("mqueue", 0o1777, dir_fd=fd)
+        finally:
+            os.close(fd)
+        self._pts()
+        self.scratch("/dev/shm", 0o1777, self._request.shm_size)
+        self._try_mount("/dev/mqueue", "mqueue", _PRIVATE | MS_NOEXEC, "")
+
+    def _pts(self) -> None:
+        # Group 5 is tty by convention; a user namespace may not map it.
+        for extra in (",gid=5", ""):
+            options = "newinstance,ptmxmode=0666,mode=0620" + extra
+            if self._try_mount("/dev/pts", "devpts", MS_NOSUID | MS_NOEXEC, options, quiet=bool(extra)):
+                return
+
+    def _try_mount(self, path: str, kind: str, flags: int, options: str, quiet: bool = False) -> bool:
+        fd = self.root.directory(path)
+        try:
+            syscalls.mount(kind, fd_path(fd), kind, flags, options)
+        except OSError as error:
+            if not quiet:
+                self.facts.note(f"no {path} ({error.strerror})")
+            return False
+        finally:
+            os.close(fd)
+        return True
+
+    def scratch(self, path: str, mode: int, size: int) -> None:
+        """An empty folder in memory at ``path``; ``size`` in bytes, 0 for the kernel's default."""
+        fd = self.root.directory(path)
+        try:
+            self._tmpfs(fd, _PRIVATE, f"mode={mode:o}" + (f",size={size}" if size else ""))
+        finally:
+            os.close(fd)
+
+    @staticmethod
+    def _tmpfs(fd: int, flags: int, options: str) -> None:
+        try:
+            syscalls.mount("tmpfs", fd_path(fd), "tmpfs", flags, options)
+        except OSError as error:
+            raise RunnerError("sandbox.mount", f"tmpfs: {error}") from None
+
+    def _names(self) -> None:
+        request = self._request
+        hosts = f"127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost\n127.0.1.1\t{request.hostname}\n"
+        resolv = "# no network\n"
+        if request.network == "host":
+            hosts, resolv = _host_file("/etc/hosts") or hosts, _host_file("/etc/resolv.conf")
+        for name, text in (("hosts", hosts), ("resolv.conf", resolv), ("hostname", request.hostname + "\n")):
+            self.text_file(f"/etc/{name}", text)
+
+    def text_file(self, path: str, text: str) -> None:
+        """A file of ours at ``path``, over whatever regular file the image has there."""
+        source = os.path.join(self._base, path.strip("/").replace("/", "-"))
+        with open(source, "w", encoding="utf-8", errors="surrogateescape") as file:
+            file.write(text)
+        try:
+            self.bind(Bind(source, path, read_only=False))
+        except RunnerError as error:
+            self.facts.note(f"{path} is left as the image has it: {error.message}")
+
+    def bind(self, bind: Bind, source_root: Root | None = None) -> None:
+        """Show a file or folder of the host (or of ``source_root``) at a path resolved inside the root.
+
+        Raises:
+            RunnerError: ``sandbox.bind`` (no such source, or of another type than what stands there),
+                ``sandbox.target``.
+        """
+        try:
+            source = source_root.open(bind.source) if source_root else os.open(bind.source, os.O_PATH | os.O_CLOEXEC)
+        except OSError as error:
+            raise RunnerError("sandbox.bind", f"cannot bind {bind.source!r}: {error.strerror}") from None
+        try:
+            self._bind_open(source, bind)
+        finally:
+            os.close(source)
+
+    def _bind_open(self, source: int, bind: Bind) -> None:
+        folder = stat.S_ISDIR(os.fstat(source).st_mode)
+        target = self.root.open(bind.target, "dir" if folder else "file")
+        try:
+            syscalls.mount(fd_path(source), fd_path(target), "", MS_BIND | (MS_REC if folder else 0))
+        except OSError as error:
+            raise RunnerError(
+                "sandbox.bind", f"cannot bind {bind.source!r} at {bind.target!r}: {error.strerror}"
+            ) from None
+        finally:
+            os.close(target)
+        if bind.read_only:
+            self._read_only(bind.target)
+
+    def _read_only(self, path: str) -> None:
+        fd = self.root.open(path)
+        try:
+            syscalls.make_read_only(fd_path(fd))
+        except OSError:
+            # Before Linux 5.12. A remount must repeat the flags that a user namespace finds locked.
+            flags = os.statvfs(fd_path(fd)).f_flag & (MS_NOSUID | MS_NODEV | MS_NOEXEC | 1024 | 2048)
+            syscalls.mount("", fd_path(fd), "", MS_REMOUNT | MS_BIND | MS_RDONLY | flags)
+        finally:
+            os.close(fd)
+
+    def enter(self) -> None:
+        """Make it the root of this process; the old one is gone afterwards."""
+        self._guard_proc()
+        if self._request.read_only:
+            flags = os.statvfs(self._top).f_flag & (MS_NOSUID | MS_NODEV | 1024 | 2048)
+            syscalls.mount("", self._top, "", MS_REMOUNT | MS_BIND | MS_RDONLY | flags)
+        os.chdir(self._top)
+        self.root.close()
+        try:
+            syscalls.pivot_root(".", ".")
+            syscalls.umount(".", syscalls.MNT_DETACH)
+            self.facts.enter = "pivot_root"
+        except OSError as error:
+            self.facts.note(f"no pivot_root here ({error.strerror}): chroot is used")
+            os.chroot(".")
+            self.facts.enter = "chroot"
+        os.chdir("/")
+
+
+def _host_file(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="surrogateescape") as file:
+            return file.read(1 << 20)
+    except OSError:
+        return ""

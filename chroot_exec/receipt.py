@@ -1,0 +1,153 @@
+"""The receipt: one JSON object that says what was run, in what, and how it ended.
+
+    {"schema": "chroot-exec-receipt/1", "outcome": "pass" | "fail" | "error", "error": null | {"code", "message"},
+     "started", "finished": ISO 8601 in UTC, "runner": {"version", "python"}, "host": {...},
+     "sandbox": {"isolation", "namespaces", "ids", "root", "enter", "devices", "proc", "sys", "differs", "notes"},
+     "gpu": null | {...}, "checks": [{"name", "outcome", "code", "message", "argv", "exit", "signal", "seconds", …}],
+     "exec": null | {"argv", "exit", "signal", "seconds", …}}
+
+``fail`` means that a check ran and said no; ``error`` that it could not be run as asked. A check's outcome is never
+``pass`` unless its program ran to its end.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime, timezone
+from typing import Any
+
+from chroot_exec import __version__, process
+from chroot_exec.protocol import Check
+
+SCHEMA = "chroot-exec-receipt/1"
+_PATTERN_SECONDS = 5.0
+
+
+def now() -> str:
+    """The present time, as receipts write it."""
+    return datetime.fromtimestamp(time.time(), timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def host_facts() -> dict[str, Any]:
+    """What the machine is: kernel, distribution, processors, memory."""
+    uname = os.uname()
+    return {
+        "kernel": uname.release,
+        "machine": uname.machine,
+        "os": _os_release(),
+        "libc": " ".join(platform.libc_ver()),
+        "cpus": os.cpu_count() or 0,
+        "memory": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+    }
+
+
+def runner_facts() -> dict[str, str]:
+    """What ran it."""
+    return {"version": __version__, "python": platform.python_version()}
+
+
+def _os_release() -> str:
+    try:
+        with open("/etc/os-release", encoding="utf-8", errors="replace") as file:
+            rows = dict(line.rstrip("\n").split("=", 1) for line in file if "=" in line)
+    except OSError:
+        return ""
+    return rows.get("PRETTY_NAME", "").strip("\"'")
+
+
+def judge(check: Check, answer: dict[str, Any]) -> dict[str, Any]:
+    """A check's entry: its outcome from what PID 1 answered."""
+    code, message = _verdict(check, answer)
+    error = code if answer.get("ended") is None or code.startswith("check.start") else ""
+    out: dict[str, Any] = {
+        "name": check.name,
+        "outcome": "pass" if not code else "error" if error else "fail",
+        "code": code,
+        "message": message,
+    }
+    out.update(program_facts(answer))
+    out["expected_exit"] = check.exit
+    for stream in ("stdout", "stderr"):
+        out[stream] = answer.get(stream)
+    return out
+
+
+def program_facts(answer: dict[str, Any]) -> dict[str, Any]:
+    """Who ran what, for how long, and how it ended."""
+    ended = answer.get("ended") or {}
+    started = answer.get("started_by") or {}
+    return {
+        **started,
+        "exit": process.start_status(ended["start_error"]) if ended.get("start_error") else ended.get("status"),
+        "signal": _signal_name(ended.get("signal") or 0),
+        "timed_out": ended.get("timed_out", False),
+        "left_running": ended.get("left", 0),
+        "seconds": round(ended.get("seconds", 0.0), 3),
+    }
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name if number else ""
+    except ValueError:
+        return f"SIG{number}"
+
+
+def _verdict(check: Check, answer: dict[str, Any]) -> tuple[str, str]:
+    if answer.get("error"):
+        return answer["error"]["code"], answer["error"]["message"]
+    ended = answer["ended"]
+    if ended["start_error"]:
+        return "check.start", f"{check.argv[0]!r} cannot be started: {os.strerror(ended['start_error'])}"
+    if ended["timed_out"]:
+        return "check.timeout", f"not done after {check.timeout:g} seconds; all its processes were killed"
+    if ended["status"] != check.exit:
+        if ended["signal"]:
+            return "check.signal", f"ended by {_signal_name(ended['signal'])}"
+        return "check.exit", f"exit status {ended['status']}, expected {check.exit}"
+    try:
+        with _time_limit(_PATTERN_SECONDS):
+            return _match(check, answer)
+    except TimeoutError:
+        return "check.pattern", f"a pattern took longer than {_PATTERN_SECONDS:g} seconds to match; simplify it"
+
+
+def _match(check: Check, answer: dict[str, Any]) -> tuple[str, str]:
+    texts = {stream: answer[stream]["text"] for stream in ("stdout", "stderr")}
+    for stream, patterns in (("stdout", check.stdout), ("stderr", check.stderr)):
+        for pattern in patterns:
+            if not re.search(pattern, texts[stream], re.MULTILINE):
+                return "check.output", f"{stream} has no match for {pattern!r}"
+    for pattern in check.reject:
+        for stream, text in texts.items():
+            if re.search(pattern, text, re.MULTILINE):
+                return "check.output", f"{stream} matches {pattern!r}, which it must not"
+    return "", ""
+
+
+@contextmanager
+def _time_limit(seconds: float) -> Iterator[None]:
+    """TimeoutError after so long: patterns may come from the image, and some take exponential time."""
+
+    def stop(*_: object) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def overall(checks: list[dict[str, Any]]) -> str:
+    """``error`` before ``fail`` before ``pass``."""
+    outcomes = {c["outcome"] for c in checks}
+    return next((o for o in ("error", "fail") if o in outcomes), "pass")

@@ -1,0 +1,105 @@
+"""From a request to a receipt."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from chroot_exec import gpu, namespaces, receipt, sandbox, teardown
+from chroot_exec.errors import RunnerError
+from chroot_exec.gpu import Injection
+from chroot_exec.inside import Job
+from chroot_exec.protocol import Request
+
+# What is not the same without real root, for whoever reads a receipt.
+ROOTLESS_DIFFERS = [
+    "device nodes are bind mounts of the host's, not made",
+    "root inside is an ordinary user outside: ids that are not mapped cannot own files",
+    "mounts are the user namespace's own; kernel limits of the user hold",
+]
+
+
+def run(request: Request) -> dict[str, Any]:
+    """Run everything that a request asks for; never raises for what the sandbox or a program does."""
+    out: dict[str, Any] = {
+        "schema": receipt.SCHEMA, "outcome": "error", "error": None, "started": receipt.now(), "finished": "",
+        "runner": receipt.runner_facts(), "host": receipt.host_facts(), "sandbox": {}, "gpu": None, "checks": [],
+        "exec": None,
+    }  # fmt: skip
+    try:
+        _run(request, out)
+    except RunnerError as error:
+        out["error"] = {"code": error.code, "message": error.message}
+        out["outcome"] = "error"
+    except OSError as error:
+        out["error"] = {"code": "sandbox.system", "message": str(error)}
+        out["outcome"] = "error"
+    out["finished"] = receipt.now()
+    return out
+
+
+def _run(request: Request, out: dict[str, Any]) -> None:
+    rootless = namespaces.choose_isolation(request.isolation) == "rootless"
+    out["sandbox"] = {
+        "isolation": "rootless" if rootless else "root",
+        "namespaces": namespaces.names(request.network, rootless),
+        "network": request.network,
+        "differs": ROOTLESS_DIFFERS if rootless else [],
+    }
+    injection = gpu.discover(request.gpu) if request.gpu else None
+    if injection:
+        out["gpu"] = injection.to_json()
+    state = teardown.state_folder(request.state)
+    teardown.sweep(state)
+    if request.exec is not None:
+        out["exec"] = _exec(request, injection, rootless, state, out)
+        return
+    for check in request.checks:
+        answer = _answer(Job(request, check, teardown.Run(state, request.root), injection, rootless), out)
+        out["checks"].append(receipt.judge(check, answer))
+    out["outcome"] = receipt.overall(out["checks"])
+
+
+def _answer(job: Job, out: dict[str, Any]) -> dict[str, Any]:
+    given = len(job.injection.gpus) if job.injection else 0
+    if job.check and job.check.gpus > given:
+        job.run.end()
+        return _failed("check.gpus", f"{job.check.name} needs {job.check.gpus} GPUs, {given} given")
+    try:
+        answer = sandbox.run(job)
+    except RunnerError as error:
+        answer = _failed(error.code, error.message)
+    job.run.end()
+    out["sandbox"].update({k: v for k, v in (answer.get("sandbox") or {}).items() if v or k not in out["sandbox"]})
+    out["sandbox"]["ids"] = answer.get("ids", "")
+    if answer.get("gpu") and out["gpu"] is not None:
+        out["gpu"].update(answer["gpu"])
+    return answer
+
+
+def _failed(code: str, message: str) -> dict[str, Any]:
+    return {"error": {"code": code, "message": message}}
+
+
+def _exec(
+    request: Request, injection: Injection | None, rootless: bool, state: str, out: dict[str, Any]
+) -> dict[str, Any]:
+    answer = _answer(Job(request, None, teardown.Run(state, request.root), injection, rootless), out)
+    if answer.get("error"):
+        raise RunnerError(answer["error"]["code"], answer["error"]["message"])
+    facts = receipt.program_facts(answer)
+    out["outcome"] = "pass" if facts["exit"] == 0 else "fail"
+    return facts
+
+
+def exit_status(request: Request, value: dict[str, Any]) -> int:
+    """The process's exit status for a receipt, as the package's documentation gives it."""
+    if request.exec is not None and value["exec"]:
+        return int(value["exec"]["exit"])
+    broken = value["error"] or any(_is_ours(c) for c in value["checks"])
+    return 125 if broken else 0 if value["outcome"] == "pass" else 1
+
+
+def _is_ours(check: dict[str, Any]) -> bool:
+    return check["outcome"] == "error" and not check["code"].startswith("check.")
+
+

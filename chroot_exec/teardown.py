@@ -1,0 +1,199 @@
+"""What a run leaves on the host, and how it goes: a record, an empty folder, placeholders in a direct tree.
+
+All mounts of a run live in its private namespace and end with it. So a folder of a dead run that has something
+mounted on or below it holds somebody else's mount: it is unmounted from the innermost outwards, and the first one
+that is busy stops everything (imagecomposer #760, forkd #264: removal went on through a mount that stayed).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import stat
+import tempfile
+
+from chroot_exec import syscalls
+from chroot_exec.errors import RunnerError
+
+_RECORD = "record"
+
+
+class Run:
+    """The host's side of one run: a folder ``run-…`` with a locked record; the kernel drops the lock with the process.
+
+    Attributes:
+        folder: the run's folder.
+        base: an empty folder in it, where the sandbox is put together.
+    """
+
+    def __init__(self, state: str, root: str) -> None:
+        self.folder = tempfile.mkdtemp(prefix="run-", dir=state)
+        self.base = os.path.join(self.folder, "base")
+        self._root = root
+        self._record = open(os.path.join(self.folder, _RECORD), "a+b", buffering=0)
+        fcntl.flock(self._record, fcntl.LOCK_EX)
+        os.mkdir(self.base, 0o700)
+        self._write({"pid": os.getpid(), "root": root})
+
+    def _write(self, value: object) -> None:
+        self._record.write(json.dumps(value).encode() + b"\n")
+
+    def made(self, path: str) -> None:
+        """Record a placeholder that was made in the tree; called before it is used."""
+        self._write({"made": path})
+
+    def end(self) -> None:
+        """Remove what the run left.
+
+        Raises:
+            RunnerError: ``teardown.busy``; nothing was removed then.
+        """
+        _remove_run(self.folder)
+        self._record.close()
+
+
+def state_folder(path: str) -> str:
+    """The folder for records, made when absent: ``path``, or this user's own below the temporary folder.
+
+    Raises:
+        RunnerError: ``state.owner``: somebody else's, or writable by others.
+    """
+    folder = path or os.path.join(tempfile.gettempdir(), f"chroot-exec-{os.getuid()}")
+    with contextlib.suppress(FileExistsError):
+        os.makedirs(folder, 0o700)
+    info = os.stat(folder, follow_symlinks=False)
+    if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid() or info.st_mode & 0o022:
+        raise RunnerError("state.owner", f"{folder} must be a folder of your own that nobody else can write to")
+    return folder
+
+
+def sweep(state: str) -> list[str]:
+    """Clean up after runs whose process is gone; running ones are left alone. Idempotent.
+
+    Returns:
+        The folders that were removed.
+
+    Raises:
+        RunnerError: ``teardown.busy``.
+    """
+    removed = []
+    for name in sorted(os.listdir(state)):
+        folder = os.path.join(state, name)
+        if name.startswith("run-") and os.path.isdir(folder) and not os.path.islink(folder) and _dead(folder):
+            _remove_run(folder)
+            removed.append(folder)
+    return removed
+
+
+def _dead(folder: str) -> bool:
+    try:
+        with open(os.path.join(folder, _RECORD), "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            # A record without its first line belongs to a run that is just about to take the lock.
+            return bool(file.readline())
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return False
+
+
+def _remove_run(folder: str) -> None:
+    with open(os.path.join(folder, _RECORD), "rb") as file:
+        lines = [json.loads(line) for line in file if line.endswith(b"\n")]
+    unmount_below(folder)
+    root = lines[0]["root"] if lines else ""
+    for line in reversed(lines):
+        if "made" in line:
+            _remove_placeholder(root, line["made"])
+    remove_tree(folder)
+
+
+def _remove_placeholder(root: str, path: str) -> None:
+    """Remove a folder or file of ours from a tree, unless somebody has put something into it."""
+    try:
+        parent = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return
+    *parts, name = path.split("/")
+    try:
+        for part in parts:
+            child = os.open(part, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+            os.close(parent)
+            parent = child
+        info = os.stat(name, dir_fd=parent, follow_symlinks=False)
+        if stat.S_ISDIR(info.st_mode):
+            os.rmdir(name, dir_fd=parent)
+        elif stat.S_ISREG(info.st_mode) and info.st_size == 0:
+            os.unlink(name, dir_fd=parent)
+    except OSError:
+        pass
+    finally:
+        os.close(parent)
+
+
+def mounts_below(path: str) -> list[str]:
+    """Mount points at or below ``path`` in this namespace, in the order in which they were mounted."""
+    top = os.path.realpath(path)
+    with open("/proc/self/mountinfo", "rb") as file:
+        points = [_unescape(line.split(b" ")[4]) for line in file]
+    return [p for p in points if p == top or p.startswith(top.rstrip("/") + "/")]
+
+
+def _unescape(field: bytes) -> str:
+    # The kernel writes space, tab, newline and backslash as octal.
+    for code, byte in ((b"\\040", b" "), (b"\\011", b"\t"), (b"\\012", b"\n"), (b"\\134", b"\\")):
+        field = field.replace(code, byte)
+    return os.fsdecode(field)
+
+
+def unmount_below(path: str) -> None:
+    """Unmount what is mounted at or below ``path``, last mounted first; never lazily, never through a link.
+
+    Raises:
+        RunnerError: ``teardown.busy`` names the mount; the ones before it in the list still stand.
+    """
+    for point in reversed(mounts_below(path)):
+        try:
+            syscalls.umount(point)
+        except OSError as error:
+            raise RunnerError(
+                "teardown.busy", f"{point} cannot be unmounted ({error.strerror}); nothing below {path} was removed"
+            ) from None
+
+
+def remove_tree(path: str) -> None:
+    """Remove a folder and all in it, following no link and crossing no mount.
+
+    Raises:
+        RunnerError: ``teardown.busy``: something is mounted at or below ``path``; nothing was removed.
+        OSError: what the file system says.
+    """
+    standing = mounts_below(path)
+    if standing:
+        raise RunnerError("teardown.busy", f"{standing[-1]} is mounted; nothing below {path} was removed")
+    parent, name = os.path.split(os.path.abspath(path))
+    fd = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        _remove(fd, name, os.stat(name, dir_fd=fd, follow_symlinks=False).st_dev)
+    finally:
+        os.close(fd)
+
+
+def _remove(parent: int, name: str, device: int) -> None:
+    info = os.stat(name, dir_fd=parent, follow_symlinks=False)
+    if not stat.S_ISDIR(info.st_mode):
+        os.unlink(name, dir_fd=parent)
+        return
+    if info.st_dev != device:
+        raise RunnerError("teardown.busy", f"{name!r} has come to be on another file system; the removal stopped there")
+    if info.st_mode & 0o700 != 0o700:
+        os.chmod(name, 0o700, dir_fd=parent)
+    fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+    try:
+        for child in os.listdir(fd):
+            _remove(fd, child, device)
+    finally:
+        os.close(fd)
+    os.rmdir(name, dir_fd=parent)
