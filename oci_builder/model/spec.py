@@ -1,0 +1,350 @@
+"""The spec: everything that a build depends on, as one checked value.
+
+Requirements section 12 fixes the smallest spec that must work. Unknown keys are errors here: a misspelt key that is
+silently ignored is a build of something else.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields as dataclass_fields
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    StrictBool,
+    StrictInt,
+    StrictStr,
+    Tag,
+    ValidationError,
+    model_validator,
+)
+
+from oci_builder.model.digest import Digest
+from oci_builder.model.errors import OciBuilderError, SpecError, show
+from oci_builder.model.jsontext import dump_json, load_json
+from oci_builder.model.limits import Limits
+
+# Ray starts workers through ``bash -c`` without quoting, and uv's launchers do not survive every character.
+_PREFIX = re.compile(r"/[A-Za-z0-9._+@=-]+(/[A-Za-z0-9._+@=-]+)*\Z")
+_ENV = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=[^\0\n]*\Z")
+
+# distribution/reference: path components and tags.
+NAME_PATTERN = r"^[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*(/[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*)*$"
+TAG_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$"
+TIER_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,62}$"
+
+
+class SpecModel(BaseModel):
+    """Base of all spec objects: immutable, no unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+def _digest(value: object) -> str:
+    return Digest.parse(value)
+
+
+DigestField = Annotated[str, BeforeValidator(_digest), Field(json_schema_extra={"pattern": "^sha256:[0-9a-f]{64}$"})]
+
+
+class RegistryBase(SpecModel):
+    """A base image in a registry, by digest. The digest may name an index or a manifest."""
+
+    registry: StrictStr = Field(description="reference, e.g. docker.io/nvidia/cuda:13.0.2-devel-ubuntu22.04")
+    digest: DigestField = Field(description="digest of the index or manifest; a tag alone is refused")
+    manifest: DigestField | None = Field(default=None, description="expected digest of the platform's manifest")
+    config: DigestField | None = Field(default=None, description="expected digest of the image config")
+    plain_http: StrictBool = Field(default=False, description="speak HTTP to a registry that is not on loopback")
+
+
+class OciBase(SpecModel):
+    """A base image in an OCI layout folder or OCI archive."""
+
+    oci: StrictStr
+    digest: DigestField | None = None
+
+
+class DockerBase(SpecModel):
+    """A base image in a Docker archive (docker save)."""
+
+    docker: StrictStr
+
+
+class RootfsBase(SpecModel):
+    """A base made of a root file system: a folder, or a tar of one."""
+
+    rootfs: StrictStr
+    exclude: tuple[StrictStr, ...] = Field(default=(), description="paths below the root that are left out")
+
+
+class HostBase(SpecModel):
+    """A minimal root assembled from this machine's Python and shell with their library closure."""
+
+    host: Literal[True]
+
+
+class ScratchBase(SpecModel):
+    """An empty base."""
+
+    scratch: Literal[True]
+
+
+_BASES = ("registry", "oci", "docker", "rootfs", "host", "scratch")
+
+
+def _base_kind(value: Any) -> str | None:
+    keys = value.keys() if isinstance(value, dict) else {k for k in _BASES if hasattr(value, k)}
+    kinds = [k for k in _BASES if k in keys]
+    return kinds[0] if len(kinds) == 1 else None
+
+
+Base = Annotated[
+    Annotated[RegistryBase, Tag("registry")]
+    | Annotated[OciBase, Tag("oci")]
+    | Annotated[DockerBase, Tag("docker")]
+    | Annotated[RootfsBase, Tag("rootfs")]
+    | Annotated[HostBase, Tag("host")]
+    | Annotated[ScratchBase, Tag("scratch")],
+    Discriminator(
+        _base_kind,
+        custom_error_type="base",
+        custom_error_message="a base has exactly one of the keys " + ", ".join(_BASES),
+    ),
+]
+
+
+class PathTier(SpecModel):
+    """A tier that stands on disk already."""
+
+    path: StrictStr = Field(description="folder whose tree lands in <prefix>/envs/<tier>")
+
+
+class RequirementsTier(SpecModel):
+    """A tier installed by uv from a list of names, versions and hashes."""
+
+    requirements: StrictStr = Field(description="requirements file with hashes, resolved beforehand")
+    python: StrictStr = Field(default="host", description="version, path of an interpreter, or host")
+    omit: dict[StrictStr, StrictStr] = Field(default_factory=dict, description="package left out -> reason")
+
+
+class LockTier(SpecModel):
+    """A tier installed by uv from a project's uv.lock with extras."""
+
+    project: StrictStr
+    lock: StrictStr | None = None
+    commit: StrictStr | None = Field(default=None, description="the checkout's commit, verified")
+    extras: tuple[StrictStr, ...] = ()
+    python: StrictStr = "host"
+    omit: dict[StrictStr, StrictStr] = Field(default_factory=dict)
+
+
+_TIERS = {"path": "path", "requirements": "requirements", "project": "project"}
+
+
+def _tier_kind(value: Any) -> str | None:
+    keys = value.keys() if isinstance(value, dict) else {k for k in _TIERS if hasattr(value, k)}
+    kinds = [k for k in _TIERS if k in keys]
+    return kinds[0] if len(kinds) == 1 else None
+
+
+Tier = Annotated[
+    Annotated[PathTier, Tag("path")]
+    | Annotated[RequirementsTier, Tag("requirements")]
+    | Annotated[LockTier, Tag("project")],
+    Discriminator(
+        _tier_kind,
+        custom_error_type="tier",
+        custom_error_message="a tier has exactly one of the keys path, requirements, project",
+    ),
+]
+
+
+class Compression(SpecModel):
+    """How our layers are compressed. zstd serves OCI clients only: Docker 20.10 refuses it."""
+
+    codec: Literal["gzip", "zstd"] = "gzip"
+    level: StrictInt | None = Field(default=None, ge=0, le=22, description="gzip 0 to 9, zstd 1 to 22")
+
+    @model_validator(mode="after")
+    def _in_range(self) -> Compression:
+        low, high = (0, 9) if self.codec == "gzip" else (1, 22)
+        if self.level is not None and not low <= self.level <= high:
+            raise ValueError(f"{self.codec} levels are {low} to {high}")
+        return self
+
+
+class Owner(SpecModel):
+    """Numeric owner of everything in our layers."""
+
+    uid: StrictInt = Field(default=0, ge=0, lt=2**32 - 1)
+    gid: StrictInt = Field(default=0, ge=0, lt=2**32 - 1)
+
+
+def _prefix(value: str) -> str:
+    if not _PREFIX.match(value) or any(part in (".", "..") for part in value.split("/")):
+        raise ValueError("must be absolute, without . or .., of the characters [A-Za-z0-9._/+@=-], without a final /")
+    return value
+
+
+def _env(value: tuple[str, ...]) -> tuple[str, ...]:
+    for item in value:
+        if not _ENV.match(item):
+            raise ValueError(f"{item!r} is not NAME=value")
+    names = [item.partition("=")[0] for item in value]
+    if len(set(names)) != len(names):
+        raise ValueError("a variable is set twice")
+    return value
+
+
+class Spec(SpecModel):
+    """One image and its archives. Relative paths are relative to the spec file's folder."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", title="oci-builder spec")
+
+    schema_: StrictStr | None = Field(
+        default=None, alias="$schema", description="where the JSON Schema of this file is"
+    )
+    name: StrictStr = Field(pattern=NAME_PATTERN, max_length=200, description="repository name, lower case")
+    tag: StrictStr = Field(pattern=TAG_PATTERN)
+    release: StrictStr | None = Field(default=None, pattern=TAG_PATTERN, description="release id, e.g. v070-r1")
+    epoch: StrictInt = Field(default=0, ge=0, lt=2**33, description="newest time in our layers, seconds since 1970")
+    platform: Literal["linux/amd64"] = "linux/amd64"
+    base: Base
+    prefix: Annotated[StrictStr, AfterValidator(_prefix)] = Field(description="where the runtime lives in the image")
+    tiers: dict[Annotated[str, Field(pattern=TIER_PATTERN)], Tier] = Field(min_length=1)
+    compression: Compression = Compression()
+    limits: dict[StrictStr, Annotated[StrictInt, Field(gt=0)]] = Field(default_factory=dict)
+    owner: Owner = Owner()
+    env: Annotated[tuple[StrictStr, ...], AfterValidator(_env)] = ()
+    entrypoint: tuple[StrictStr, ...] | None = None
+    cmd: tuple[StrictStr, ...] | None = None
+    user: StrictStr | None = None
+    workdir: StrictStr | None = Field(default=None, pattern=r"^/[^\x00]*$")
+    labels: dict[StrictStr, StrictStr] = Field(default_factory=dict)
+    files: StrictStr | None = Field(default=None, description="folder of layer definitions (*.toml) and their files")
+    never_share: tuple[StrictStr, ...] = Field(
+        default=(), description="path patterns inside a tier that are patched at run time and so never hard-linked"
+    )
+    pins: dict[StrictStr, StrictStr] = Field(default_factory=dict, description="component -> exact version or commit")
+    gates: tuple[dict[StrictStr, Any], ...] = Field(default=(), description="what a release must prove")
+
+    @model_validator(mode="after")
+    def _limit_names(self) -> Spec:
+        unknown = sorted(set(self.limits) - set(Limits.names()))
+        if unknown:
+            raise ValueError(f"limits has no {unknown[0]!r}; it has {', '.join(Limits.names())}")
+        return self
+
+    @property
+    def reference(self) -> str:
+        """``name:tag``, as ``docker load`` shows it."""
+        return f"{self.name}:{self.tag}"
+
+    @property
+    def full_reference(self) -> str:
+        """The canonical reference, as containerd and podman need it: ``docker.io/library/name:tag``."""
+        first = self.name.split("/")[0]
+        if "/" in self.name and ("." in first or first == "localhost"):
+            return self.reference
+        return f"docker.io/{'' if '/' in self.name else 'library/'}{self.reference}"
+
+    @property
+    def effective_limits(self) -> Limits:
+        """The defaults with this spec's changes."""
+        known = {f.name for f in dataclass_fields(Limits)}
+        return Limits(**{k: v for k, v in self.limits.items() if k in known})
+
+    def canonical(self) -> bytes:
+        """The spec as canonical JSON, for its digest."""
+        return dump_json(self.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"schema_"}))
+
+
+def parse_spec(data: bytes, where: str = "spec") -> Spec:
+    """Parse and check a spec.
+
+    Raises:
+        SpecError: ``spec.json`` (not JSON, repeated keys, too large), ``spec.digest`` (a base by tag only, or a
+            malformed digest), ``spec.field`` (names the field, the value, and what would be right).
+    """
+    try:
+        value = load_json(data, where)
+    except OciBuilderError as error:
+        raise SpecError("spec.json", error.message, where=where) from None
+    if not isinstance(value, dict):
+        raise SpecError("spec.field", f"{where}: a spec is a JSON object, got {type(value).__name__}", where=where)
+    try:
+        return Spec.model_validate(value)
+    except ValidationError as error:
+        raise _spec_error(error, where) from None
+
+
+def load_spec(path: Path) -> Spec:
+    """Read and parse a spec file.
+
+    Raises:
+        SpecError: as ``parse_spec``; ``spec.path`` when the file cannot be read.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise SpecError(
+            "spec.path", f"cannot read the spec {show(str(path))}: {error.strerror}", where=str(path)
+        ) from None
+    return parse_spec(data, str(path))
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema of a spec, with the limits' names and reasons."""
+    schema = Spec.model_json_schema(by_alias=True)
+    schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+    schema["properties"]["limits"] = {
+        "type": "object",
+        "description": "overrides of the built-in limits",
+        "additionalProperties": False,
+        "properties": {
+            name: {"type": "integer", "exclusiveMinimum": 0, "default": getattr(Limits(), name), "description": reason}
+            for name, reason in Limits.reasons().items()
+        },
+    }
+    return schema
+
+
+def _spec_error(error: ValidationError, where: str) -> SpecError:
+    problems = error.errors(include_url=False)
+    lines = [_problem(p) for p in problems[:8]]
+    digest = any("digest" in str(p["loc"][-1:]) or _is_digest(p) for p in problems)
+    code = "spec.digest" if digest and len(problems) == 1 else "spec.field"
+    first = ".".join(str(p) for p in _place(problems[0]))
+    return SpecError(code, f"{where}: " + "; ".join(lines), where=f"{where}: {first}", actual=_shown(problems[0]))
+
+
+def _is_digest(problem: Any) -> bool:
+    cause = (problem.get("ctx") or {}).get("error")
+    return isinstance(cause, OciBuilderError) and cause.code == "json.digest"
+
+
+def _place(problem: Any) -> list[Any]:
+    # The discriminator's tag is part of pydantic's location; people know only the keys they wrote.
+    loc = list(problem["loc"])
+    return [p for i, p in enumerate(loc) if not (i and p in _BASES and loc[0] == "base" and i == 1)]
+
+
+def _shown(problem: Any) -> str:
+    return "" if problem["type"] == "missing" else show(repr(problem.get("input"))[:160])
+
+
+def _problem(problem: Any) -> str:
+    cause = (problem.get("ctx") or {}).get("error")
+    text = cause.message if isinstance(cause, OciBuilderError) else problem["msg"].removeprefix("Value error, ")
+    place = ".".join(str(p) for p in _place(problem)) or "(the whole spec)"
+    if problem["type"] == "missing" and place == "base.digest":
+        text = "a tag without a digest is refused; add the digest that the tag has today"
+    got = _shown(problem)
+    return f"{place}: {text}" + (f" (got {got})" if got else "")
