@@ -132,7 +132,7 @@ def _expect(good: bool, message: str) -> None:
 def _dynamic(sections: list[tuple[str, Any]], segments: list[Any], size: int) -> _Dynamic:
     # The loader goes by the segment; separate debug files keep a section without content.
     tables: list[Any] = [s for s in segments if isinstance(s, Dynamic)]
-    tables += [s for _, s in sections if isinstance(s, Dynamic) and s["sh_type"] != "SHT_NOBITS"]
+    tables += [s for _, s in sections if s["sh_type"] != "SHT_NOBITS" and isinstance(s, Dynamic)]
     out = _Dynamic()
     for tag in itertools.islice(tables[0].iter_tags() if tables else (), size // 8):
         name = tag.entry.d_tag

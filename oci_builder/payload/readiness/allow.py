@@ -128,7 +128,7 @@ class Rules:
         unknown = data.keys() - kinds.keys()
         if unknown:
             raise SpecError("spec.allow", f"{where}: unknown tables {sorted(unknown)}", where=where)
-        return cls(**{k: tuple(_item(t, i, f"{where}: {k}") for i in data.get(k, ())) for k, t in kinds.items()})
+        return cls(**{k: _items(t, data.get(k, []), f"{where}: {k}") for k, t in kinds.items()})
 
     def joined(self, other: Rules) -> Rules:
         """These rules and ``other`` after them."""
@@ -146,10 +146,21 @@ class Rules:
 T = TypeVar("T")
 
 
-def _item(kind: type[T], value: Any, where: str) -> T:
+def _items(kind: type[T], values: Any, where: str) -> tuple[T, ...]:
+    if not isinstance(values, list) or not all(isinstance(v, dict) for v in values):
+        raise SpecError("spec.allow", f"{where}: write [[tables]]", where=where)
+    return tuple(_item(kind, value, where) for value in values)
+
+
+def _item(kind: type[T], value: dict[str, Any], where: str) -> T:
+    lists = {f.name for f in fields(kind) if f.type == "tuple[str, ...]"}  # type: ignore[arg-type]
+    for key, given in value.items():
+        texts = given if key in lists else [given]
+        if not isinstance(texts, list) or not all(isinstance(t, str) for t in texts):
+            raise SpecError("spec.allow", f"{where}: {key} must be {'a list of texts' if key in lists else 'a text'}")
     try:
-        return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in value.items()})
-    except (TypeError, AttributeError) as error:
+        return kind(**{k: tuple(v) if k in lists else v for k, v in value.items()})
+    except TypeError as error:
         raise SpecError("spec.allow", f"{where}: {error}", where=where) from None
 
 
