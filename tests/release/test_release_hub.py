@@ -1,0 +1,299 @@
+"""Publication to a stand-in of the Hub through the real client (B217, B223, B224, B226, B228, B230)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from oci_builder.model.errors import ConflictError, IntegrityError, OciBuilderError, SpecError, TransportError
+from oci_builder.model.events import Event
+from oci_builder.publish import Publication, publish
+from oci_builder.release.folder import ReleaseFolder
+from oci_builder.release.parts import Part, hash_parts, plan_parts
+from oci_builder.release.publish import HubTarget, commit_files, fetch_files
+from oci_builder.release.receipts import Answer, judge
+from oci_builder.release.signing import load_public, save_key
+from tests.lab.hub import TOKEN, FakeHub, Request, times
+from tests.lab.hub import Answer as Reply
+from tests.release.helpers import DOCKER, OCI, PORTABLE, new_key, policy, trusted
+
+pytest.importorskip("huggingface_hub")
+KEY = new_key()
+
+
+@pytest.fixture
+def hub() -> Iterator[FakeHub]:
+    with FakeHub() as made:
+        yield made
+
+
+def target(hub: FakeHub, **changes: object) -> HubTarget:
+    values = {"repo": "o/r", "endpoint": hub.url, "xet": False, "env": {"HF_TOKEN": TOKEN, "HF_HOME": "/nonexistent"}}
+    return HubTarget(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def parts_of(folder: Path, **sizes: int) -> list[Part]:
+    out: list[Part] = []
+    for name, size in sizes.items():
+        (folder / name).write_bytes(os.urandom(size))
+        out += hash_parts(plan_parts(name, folder / name))[1]
+    return out
+
+
+def test_files_arrive_and_are_read_back_by_hash(hub: FakeHub, tmp_path: Path) -> None:
+    parts = parts_of(tmp_path, small=100, big=5000, empty=0)
+    events: list[Event] = []
+    done = commit_files(target(hub), parts, "first", events.append)
+    assert {k: hashlib.sha256(v).hexdigest() for k, v in hub.files.items()} == {p.name: p.sha256 for p in parts}
+    assert done["commit"] == hub.commits[-1][0]
+    assert {e.task for e in events} >= {"upload big", "verify big", "verify small"}
+
+
+def test_the_commit_names_its_parent(hub: FakeHub, tmp_path: Path) -> None:
+    commit_files(target(hub), parts_of(tmp_path, a=2000), "m")
+    header = json.loads(hub.sent("POST", "/commit/")[0].body.splitlines()[0])
+    assert header["value"]["parentCommit"] == "0" * 40
+
+
+def test_a_moved_head_costs_one_retry_and_loses_nothing_b228(hub: FakeHub, tmp_path: Path) -> None:
+    moved = []
+
+    def move(request: Request) -> None:
+        if "/commit/" in request.path and not moved:
+            moved.append(hub.add_commit({"README.md": b"theirs"}))
+
+    hub.faults.append(move)
+    commit_files(target(hub), parts_of(tmp_path, a=2000), "m")
+    assert (len(hub.sent("POST", "/commit/")), sorted(hub.files)) == (2, ["README.md", "a"])
+
+
+def test_a_head_that_always_moves_ends_in_a_conflict(hub: FakeHub, tmp_path: Path) -> None:
+    hub.faults.append(lambda r: Reply(412, b"{}") if "/commit/" in r.path else None)
+    with pytest.raises(ConflictError) as caught:
+        commit_files(target(hub), parts_of(tmp_path, a=2000), "m")
+    assert caught.value.code == "hub.conflict"
+
+
+def test_other_content_under_the_same_name_is_refused(hub: FakeHub, tmp_path: Path) -> None:
+    for before in (os.urandom(2000), b"small"):
+        hub.add_commit({"a": before})
+        with pytest.raises(ConflictError) as caught:
+            commit_files(target(hub), parts_of(tmp_path, a=2000), "m")
+        assert (caught.value.code, hub.files["a"]) == ("release.exists", before)
+
+
+def test_doing_it_twice_changes_and_sends_nothing(hub: FakeHub, tmp_path: Path) -> None:
+    parts = parts_of(tmp_path, a=2000, b=50)
+    first = commit_files(target(hub), parts, "m")
+    sent = len(hub.sent("PUT", "/put/"))
+    assert commit_files(target(hub), parts, "m")["commit"] == first["commit"]
+    assert (len(hub.commits), len(hub.sent("PUT", "/put/"))) == (2, sent)
+
+
+def test_what_arrived_is_not_sent_again_b224(hub: FakeHub, tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(os.urandom(50_000))
+    _, parts = hash_parts(plan_parts("x", tmp_path / "x", max_file=10_000, part_size=10_000))
+    third = f"/put/{parts[2].sha256}"
+    hub.faults.append(times(99, lambda r: third in r.path, Reply(403, b"no")))
+    with pytest.raises(TransportError):
+        commit_files(target(hub), list(parts), "m")
+    assert len(hub.commits) == 1
+    hub.faults.clear()
+    hub.log.clear()
+    commit_files(target(hub), list(parts), "m")
+    assert [r.path.rsplit("/", 1)[1] for r in hub.sent("PUT", "/put/")] == [p.sha256 for p in parts[2:]]
+
+
+def test_a_server_error_is_retried(hub: FakeHub, tmp_path: Path) -> None:
+    hub.faults.append(times(1, lambda r: "/put/" in r.path, Reply(500)))
+    hub.faults.append(times(1, lambda r: "/batch" in r.path, Reply(503)))
+    commit_files(target(hub), parts_of(tmp_path, a=2000), "m")
+    assert len(hub.sent("PUT", "/put/")) == 2
+
+
+def test_multipart_uploads_work(hub: FakeHub, tmp_path: Path) -> None:
+    hub.chunk = 700
+    (part,) = parts_of(tmp_path, a=3000)
+    commit_files(target(hub), [part], "m")
+    assert hashlib.sha256(hub.files["a"]).hexdigest() == part.sha256
+
+
+def test_a_dropped_download_is_resumed(hub: FakeHub, tmp_path: Path) -> None:
+    (part,) = parts_of(tmp_path, a=100_000)
+    data = part.source.read_bytes()
+    hub.faults.append(times(1, lambda r: "/get/" in r.path, Reply(200, data, cut=60_000)))
+    commit_files(target(hub), [part], "m")
+    assert "range" in hub.sent("GET", "/get/")[-1].headers
+
+
+@pytest.mark.parametrize("flip", [0, 50_000, 99_999])
+def test_same_size_other_bytes_fail_b226(hub: FakeHub, tmp_path: Path, flip: int) -> None:
+    (part,) = parts_of(tmp_path, a=100_000)
+    bad = bytearray(part.source.read_bytes())
+    bad[flip] ^= 1
+    hub.faults.append(lambda r: Reply(200, bytes(bad)) if "/get/" in r.path else None)
+    with pytest.raises(IntegrityError) as caught:
+        commit_files(target(hub), [part], "m")
+    assert caught.value.code == "blob.digest"
+
+
+def test_a_fetch_keeps_only_what_has_the_right_hash_b226(hub: FakeHub, tmp_path: Path) -> None:
+    good, bad = parts_of(tmp_path, good=3000, bad=3000)
+    commit = hub.add_commit({"good": good.source.read_bytes(), "bad": bytes(3000)})
+    (tmp_path / "dest").mkdir()
+    with pytest.raises(IntegrityError):
+        fetch_files(target(hub), [good, bad], commit, tmp_path / "dest")
+    assert os.listdir(tmp_path / "dest") == ["good"]
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_refused_token_says_what_to_do_and_is_not_shown(hub: FakeHub, tmp_path: Path, status: int) -> None:
+    hub.faults.append(lambda r: Reply(status, json.dumps({"error": f"bad {TOKEN}"}).encode()))
+    with pytest.raises(TransportError) as caught:
+        commit_files(target(hub), parts_of(tmp_path, a=10), "m")
+    assert (caught.value.code, TOKEN in repr(caught.value)) == ("auth", False)
+
+
+def test_no_secret_is_in_an_error(hub: FakeHub, tmp_path: Path) -> None:
+    """The token echoed by the server, and a signed upload link."""
+    echo = Reply(400, json.dumps({"error": f"you sent {TOKEN}"}).encode(), {"X-Error-Message": TOKEN})
+    hub.faults.append(lambda r: echo if "/put/" in r.path else None)
+    with pytest.raises(OciBuilderError) as caught:
+        commit_files(target(hub), parts_of(tmp_path, a=2000), "m")
+    text = f"{caught.value!r} {caught.value.fields}"
+    assert (TOKEN in text, "s3cr3t" in text) == (False, False)
+
+
+def test_a_file_that_changes_after_it_was_hashed_is_refused(hub: FakeHub, tmp_path: Path) -> None:
+    (part,) = parts_of(tmp_path, a=2000)
+    part.source.write_bytes(bytes(2000))
+    with pytest.raises(OciBuilderError):
+        commit_files(target(hub), [part], "m")
+    assert len(hub.commits) == 1
+
+
+def test_only_the_subprocess_goes_online(hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The parent may be offline, and does not even import the client."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    commit_files(target(hub), parts_of(tmp_path, a=10), "m")
+    code = "import sys, oci_builder.publish; sys.exit('huggingface_hub' in sys.modules)"
+    assert subprocess.run(["python3", "-c", code], executable=os.sys.executable).returncode == 0  # type: ignore[attr-defined]
+
+
+class TestParts:
+    def test_a_file_over_the_limit_is_split_before_any_work_b223(self, tmp_path: Path) -> None:
+        with open(tmp_path / "x", "wb") as file:
+            file.truncate(51_000_000_000)
+        assert [(p.name, p.size) for p in plan_parts("x", tmp_path / "x")] == [
+            ("x.part000", 40_000_000_000),
+            ("x.part001", 11_000_000_000),
+        ]
+
+    def test_twelve_parts_join_with_plain_cat_b230(self, tmp_path: Path) -> None:
+        (tmp_path / "x").write_bytes(os.urandom(11_500))
+        whole, parts = hash_parts(plan_parts("x", tmp_path / "x", max_file=5000, part_size=1000))
+        for part in parts:
+            data = (tmp_path / "x").read_bytes()[part.offset : part.offset + part.size]
+            (tmp_path / part.name).write_bytes(data)
+            assert hashlib.sha256(data).hexdigest() == part.sha256
+        joined = subprocess.run(["sh", "-c", "cat x.part* | sha256sum"], cwd=tmp_path, capture_output=True, text=True)
+        assert (len(parts), joined.stdout.split()[0]) == (12, whole)
+
+    @pytest.mark.parametrize(("limit", "size"), [(10, 11), (10, 0), (10, 1)])
+    def test_sizes_that_make_no_sense_are_refused(self, tmp_path: Path, limit: int, size: int) -> None:
+        (tmp_path / "x").write_bytes(bytes(2000))
+        with pytest.raises(SpecError) as caught:
+            plan_parts("x", tmp_path / "x", max_file=limit, part_size=size)
+        assert caught.value.code == "publish.parts"
+
+    def test_a_file_that_is_not_the_recorded_one_is_refused(self, tmp_path: Path) -> None:
+        (tmp_path / "x").write_bytes(b"x")
+        with pytest.raises(IntegrityError) as caught:
+            hash_parts(plan_parts("x", tmp_path / "x"), "0" * 64)
+        assert caught.value.code == "blob.digest"
+
+
+@pytest.fixture
+def release(tmp_path: Path) -> Publication:
+    dist, folder = tmp_path / "dist", ReleaseFolder(tmp_path / "v1-r1").create()
+    dist.mkdir()
+    shas = {}
+    for name, size in ((PORTABLE, 7000), (OCI, 3000), (DOCKER, 4000)):
+        (dist / name).write_bytes(os.urandom(size))
+        shas[name] = hashlib.sha256((dist / name).read_bytes()).hexdigest()
+    folder.add("portable.json", json.dumps({"sha256": shas[PORTABLE]}).encode())
+    folder.add("container.json", json.dumps({"archives": {n: {"sha256": shas[n]} for n in (OCI, DOCKER)}}).encode())
+    folder.add("base.cdx.json", b"{}")
+    (tmp_path / "ensure_runtime.sh").write_text("#!/bin/bash\n")
+    save_key(KEY, tmp_path / "k")
+    return Publication(folder, dist, tmp_path / "ensure_runtime.sh", KEY, max_file=5000, part_size=3000)
+
+
+def test_a_release_is_published_and_verified_from_the_published_bytes_b217(
+    hub: FakeHub, release: Publication, tmp_path: Path
+) -> None:
+    delivery = publish(release, target(hub))
+    published = {n.removeprefix("v1-r1/"): d for n, d in hub.files.items()}
+    expected = {"README.md", "SHA256SUMS", f"{PORTABLE}.part000", f"{PORTABLE}.part002", OCI, "base.cdx.json"}
+    assert set(published) >= expected
+    trust = policy(trusted(KEY, not_after="2099-01-01T00:00:00Z"))
+    assert load_public(tmp_path / "k.pub") == KEY.public
+    envelope = published[f"receipts/{delivery.receipt.name}"]
+    from oci_builder.release.host import utc_now
+
+    verdict = judge(envelope, trust, now=utc_now(), subjects=release.folder.subjects())
+    assert (verdict.answer, verdict.reasons) == (Answer.VERIFIED, ())
+    assert verdict.statement is not None
+    details = verdict.statement.predicate.details
+    assert (details["commit"], details["helper"]["sha256"]) == (
+        delivery.commit, hashlib.sha256(b"#!/bin/bash\n").hexdigest(),
+    )  # fmt: skip
+    for file in details["files"]:
+        assert hashlib.sha256(hub.files[file["name"]]).hexdigest() == file["sha256"]
+
+
+def test_the_card_and_the_delivery_receipt_come_last(hub: FakeHub, release: Publication) -> None:
+    delivery = publish(release, target(hub))
+    first, second = (set(hub.commits[i][1]) for i in (1, 2))
+    assert second - first == {"README.md", f"v1-r1/receipts/{delivery.receipt.name}"}
+    assert delivery.commit in hub.files["README.md"].decode()
+
+
+def test_published_checksums_hold(hub: FakeHub, release: Publication, tmp_path: Path) -> None:
+    publish(release, target(hub))
+    for name, data in hub.files.items():
+        place = tmp_path / "fetched" / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(data)
+    folder = tmp_path / "fetched" / "v1-r1"
+    subprocess.run(["sha256sum", "--check", "--quiet", "SHA256SUMS"], cwd=folder, check=True)
+
+
+def test_an_archive_that_is_not_the_recorded_one_is_not_published(hub: FakeHub, release: Publication) -> None:
+    (release.archives / OCI).write_bytes(bytes(3000))
+    with pytest.raises(IntegrityError):
+        publish(release, target(hub))
+    assert not hub.log
+
+
+def test_a_failed_publication_leaves_no_receipt_and_can_be_repeated(hub: FakeHub, release: Publication) -> None:
+    hub.faults.append(times(1, lambda r: "/commit/" in r.path, Reply(400, b"{}")))
+    with pytest.raises(TransportError):
+        publish(release, target(hub))
+    assert list(release.folder.receipts.iterdir()) == []
+    archives = {hashlib.sha256(r.body).hexdigest() for r in hub.sent("PUT", "/put/")}
+    hub.log.clear()
+    publish(release, target(hub))
+    assert not archives & {hashlib.sha256(r.body).hexdigest() for r in hub.sent("PUT", "/put/")}
+
+
+def test_no_token_is_in_anything_that_was_written(hub: FakeHub, release: Publication, tmp_path: Path) -> None:
+    publish(release, target(hub))
+    written = b"".join(p.read_bytes() for p in tmp_path.rglob("*") if p.is_file())
+    assert TOKEN.encode() not in written + b"".join(hub.files.values())
