@@ -114,23 +114,28 @@ def find_program(name: str, path: str) -> str:
 
 
 def _require_inside(path: str, depth: int = 5) -> None:
-    root = Root("/")
-    try:
-        found = root.open(path)
-        try:
-            inside, seen = os.fstat(found), os.stat(path)
-        finally:
-            os.close(found)
-    finally:
-        root.close()
+    seen = os.stat(path)
     # The walk reads links as text; the kernel follows a magic link to wherever the file is.
-    if (inside.st_dev, inside.st_ino) != (seen.st_dev, seen.st_ino):
+    if _walked(path) != (seen.st_dev, seen.st_ino):
         raise RunnerError("exec.magic", f"{path!r} leads out of the sandbox through a link of /proc")
     with contextlib.suppress(PermissionError), open(path, "rb") as file:
         line = file.read(256).split(b"\n")[0]
         words = line[2:].split() if line.startswith(b"#!") else []
         if words and depth and os.path.exists(os.fsdecode(words[0])):
             _require_inside(os.path.join(os.getcwd(), os.fsdecode(words[0])), depth - 1)
+
+
+def _walked(path: str) -> tuple[int, int]:
+    root = Root("/")
+    try:
+        found = root.open(path)
+    except RunnerError:
+        return -1, -1
+    finally:
+        root.close()
+    info = os.fstat(found)
+    os.close(found)
+    return info.st_dev, info.st_ino
 
 
 class Program:

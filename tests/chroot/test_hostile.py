@@ -1,0 +1,189 @@
+"""Roots that try to fool the runner: C12-04, C12-05, and programs that look for a way out."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import unittest
+from pathlib import Path
+
+from chroot_exec.errors import RunnerError
+from chroot_exec.resolve import Root
+from tests.chroot.lab import SandboxCase, mount_points, tiny_root
+
+SECRET = "a secret beside the root"
+
+
+class Victim(SandboxCase):
+    """Each test has a root of its own, and a folder beside it that must stay as it is and stay unseen."""
+
+    isolation = "root"
+
+    def setUp(self) -> None:
+        self.place = Path(tempfile.mkdtemp(prefix="victim-", dir=self.folder))
+        self.place.chmod(0o755)
+        self.hostile = tiny_root(self.place / "root")
+        self.victim = self.place / "victim"
+        self.victim.mkdir()
+        (self.victim / "secret").write_text(SECRET)
+        self.before = mount_points()
+
+    def tearDown(self) -> None:
+        self.assertEqual([p.name for p in self.victim.iterdir()], ["secret"])
+        self.assertEqual((self.victim / "secret").read_text(), SECRET)
+        self.assertEqual(mount_points(), self.before)
+        shutil.rmtree(self.place)
+
+    def become_link(self, path: str, target: str) -> None:
+        place = self.hostile / path.lstrip("/")
+        if place.is_dir() and not place.is_symlink():
+            shutil.move(str(place), str(place) + ".moved")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.symlink_to(target)
+
+
+class HostileRoot(Victim):
+    def test_links_out_of_the_root_end_inside(self) -> None:
+        """C12-05, and with a relative way out."""
+        for name in ("dev", "proc", "sys", "tmp", "run"):
+            for target in ("/victim", "../" * 20 + "victim", "../victim"):
+                with self.subTest(name, target=target):
+                    self.become_link(name, target)
+                    script = "echo > /dev/null; ls /proc/1 > /dev/null; echo x > /tmp/x; ls -A /tmp /victim"
+                    text = self.out(script, root=str(self.hostile))
+                    self.assertNotIn("secret", text)
+                (self.hostile / name).unlink()
+
+    def test_etc_as_a_link_out(self) -> None:
+        shutil.rmtree(self.hostile / "etc")
+        self.become_link("etc", str(self.victim))
+        self.assertIn("localhost", self.out("cat /etc/hosts", root=str(self.hostile)))
+
+    def test_etc_passwd_as_a_link_out(self) -> None:
+        (self.victim / "secret").write_text(SECRET)
+        (self.hostile / "etc/passwd").unlink()
+        self.become_link("etc/passwd", "/../../../../../../etc/passwd")
+        check = self.run_checks({"name": "a", "argv": ["true"]}, root=str(self.hostile), user="daemon")["checks"][0]
+        self.assertEqual(check["code"], "user.unknown")
+
+    def test_etc_passwd_as_a_pipe(self) -> None:
+        (self.hostile / "etc/passwd").unlink()
+        os.mkfifo(self.hostile / "etc/passwd")
+        self.assertEqual(self.out("id -u", root=str(self.hostile)), "0\n")
+
+    def test_dev_null_as_a_file_or_link(self) -> None:
+        """C12-04: it is neither used nor written through."""
+        (self.hostile / "dev").mkdir()
+        for make in (lambda p: p.write_text("old"), lambda p: p.symlink_to(self.victim / "secret")):
+            null = self.hostile / "dev/null"
+            make(null)
+            with self.subTest(null):
+                text = self.out("echo new > /dev/null; stat -c '%F %t:%T' /dev/null", root=str(self.hostile))
+                self.assertEqual(text, "character special file 1:3\n")
+                self.assertIn(null.read_text() if not null.is_symlink() else "old", "old")
+            null.unlink()
+
+    def test_files_where_folders_should_be(self) -> None:
+        for name in ("dev", "proc", "tmp"):
+            with self.subTest(name):
+                place = self.hostile / name
+                shutil.rmtree(place, ignore_errors=True)
+                place.write_text("a file")
+                receipt = self.run_checks({"name": "a", "argv": ["true"]}, root=str(self.hostile), status=125)
+                self.assertEqual(receipt["checks"][0]["code"], "sandbox.target")
+                place.unlink()
+
+    def test_links_to_the_root_and_into_each_other(self) -> None:
+        for name, target in (("dev", "/"), ("proc", "."), ("sys", "proc"), ("dev", "proc")):
+            with self.subTest(name, target=target):
+                self.become_link(name, target)
+                receipt = self.run_checks({"name": "a", "argv": ["true"]}, root=str(self.hostile), status=125)
+                self.assertEqual(receipt["checks"][0]["code"], "sandbox.target")
+                (self.hostile / name).unlink()
+
+    def test_a_bind_through_a_link_lands_inside(self) -> None:
+        self.become_link("mnt", str(self.victim))
+        source = self.place / "source"
+        source.mkdir()
+        binds = [{"source": str(source), "target": "/mnt/deep/er", "read_only": False}]
+        self.out("echo x > /mnt/deep/er/file", root=str(self.hostile), binds=binds)
+        self.assertEqual((source / "file").read_text(), "x\n")
+
+    def test_a_loop_of_links(self) -> None:
+        self.become_link("run", "loop")
+        self.become_link("loop", "run")
+        receipt = self.run_checks({"name": "a", "argv": ["true"]}, root=str(self.hostile), status=125)
+        self.assertEqual(receipt["checks"][0]["code"], "sandbox.target")
+
+    def test_the_hosts_interpreter_cannot_be_started(self) -> None:
+        """As CVE-2019-5736: a program that is a link to the runner's own executable."""
+        self.become_link("bin/evil", "/proc/self/exe")
+        (self.hostile / "bin/script").write_text("#!/proc/self/exe\n")
+        (self.hostile / "bin/script").chmod(0o755)
+        for name in ("evil", "script"):
+            with self.subTest(name):
+                check = self.run_checks({"name": "a", "argv": [name]}, root=str(self.hostile), status=125)["checks"][0]
+                self.assertEqual(check["code"], "exec.magic")
+
+    def test_the_runner_s_executable_cannot_be_opened(self) -> None:
+        self.assertNotEqual(self.shell("cat /proc/1/exe > /dev/null", root=str(self.hostile))["exit"], 0)
+        for script in ("ls /proc/1/root/", "ls /proc/1/cwd/", "readlink /proc/1/fd/[0-9]*", "cat /proc/1/fd/[0-9]*"):
+            with self.subTest(script):
+                self.assertNotEqual(self.shell(script, root=str(self.hostile))["exit"], 0)
+
+    def test_no_descriptor_of_the_host_is_left_open(self) -> None:
+        self.assertEqual(self.out("ls /proc/self/fd", root=str(self.hostile)).split(), ["0", "1", "2", "3"])
+
+    def test_chroot_does_not_lead_out(self) -> None:
+        script = f"mkdir /x; cd /; chroot /x /bin/true 2>/dev/null; cd ../../../../..; ls {self.victim}"
+        self.assertNotEqual(self.shell(script, root=str(self.hostile))["exit"], 0)
+
+
+class Walk(unittest.TestCase):
+    """resolve.Root alone."""
+
+    def setUp(self) -> None:
+        self.place = Path(tempfile.mkdtemp())
+        self.addCleanup(shutil.rmtree, self.place)
+        (self.place / "root/a").mkdir(parents=True)
+        (self.place / "outside").mkdir()
+        self.made: list[str] = []
+        self.root = Root(str(self.place / "root"), self.made.append)
+        self.addCleanup(self.root.close)
+
+    def where(self, path: str, create: str = "") -> str:
+        fd = self.root.open(path, create)
+        try:
+            return os.path.relpath(os.readlink(f"/proc/self/fd/{fd}"), self.place / "root")
+        finally:
+            os.close(fd)
+
+    def test_dots_stay_inside(self) -> None:
+        self.assertEqual(self.where("/../../a"), "a")
+        self.assertEqual(self.where("../a/../../a/."), "a")
+
+    def test_links_stay_inside(self) -> None:
+        (self.place / "root/abs").symlink_to(self.place / "outside")
+        (self.place / "root/up").symlink_to("../../../outside")
+        self.assertEqual(self.where("/up", "dir"), "outside")
+        self.assertEqual(self.where("/abs/new", "dir"), str(self.place / "outside/new").lstrip("/"))
+        self.assertEqual(list((self.place / "outside").iterdir()), [])
+
+    def test_what_was_made_is_told_outermost_first(self) -> None:
+        self.where("/x/y/z", "file")
+        self.assertEqual(self.made, ["x", "x/y", "x/y/z"])
+
+    def test_a_missing_path(self) -> None:
+        with self.assertRaises(RunnerError) as caught:
+            self.root.open("/none")
+        self.assertEqual(caught.exception.code, "sandbox.target")
+
+    def test_a_file_as_a_parent(self) -> None:
+        (self.place / "root/file").write_text("")
+        with self.assertRaises(RunnerError):
+            self.root.open("/file/x", "dir")
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,217 @@
+"""How programs end: status, signals, time, output, and what they leave behind (C12-06)."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pty
+import signal
+import subprocess
+import time
+import unittest
+from pathlib import Path
+from typing import Any
+
+from tests.chroot.lab import SandboxCase
+
+
+def processes_with(word: str) -> list[str]:
+    """Process numbers of this machine whose command line has a word."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        try:
+            if folder.name.isdigit() and word.encode() in (folder / "cmdline").read_bytes().split(b"\0"):
+                found.append(folder.name)
+        except OSError:
+            continue
+    return found
+
+
+class Properties:
+    """Holds for root and rootless."""
+
+    def test_exit_status(self) -> None:
+        check = self.shell("exit 7")
+        self.assertEqual((check["outcome"], check["code"], check["exit"]), ("fail", "check.exit", 7))
+
+    def test_an_expected_failure_passes(self) -> None:
+        self.assertEqual(self.shell("exit 7", check={"exit": 7})["outcome"], "pass")
+
+    def test_a_signal(self) -> None:
+        check = self.shell("kill -SEGV $$")
+        self.assertEqual((check["code"], check["exit"], check["signal"]), ("check.signal", 139, "SIGSEGV"))
+
+    def test_status_of_the_runner(self) -> None:
+        for script, status in (("true", 0), ("false", 1)):
+            self.run_checks({"name": "a", "argv": ["/bin/sh", "-c", script]}, status=status)
+
+    def test_a_program_that_is_not_there(self) -> None:
+        check = self.run_checks({"name": "a", "argv": ["/no/such"]}, status=1)["checks"][0]
+        self.assertEqual((check["outcome"], check["code"], check["exit"]), ("error", "check.start", 127))
+
+    def test_a_program_that_cannot_run(self) -> None:
+        check = self.run_checks({"name": "a", "argv": ["/etc/passwd"]}, status=1)["checks"][0]
+        self.assertEqual((check["outcome"], check["code"], check["exit"]), ("error", "check.start", 126))
+
+    def test_patterns(self) -> None:
+        for more, code in (
+            ({"stdout": ["^one$", "two"]}, ""),
+            ({"stdout": ["^three$"]}, "check.output"),
+            ({"stderr": ["two"]}, "check.output"),
+            ({"reject": ["^tw"]}, "check.output"),
+            ({"reject": ["three"]}, ""),
+        ):
+            with self.subTest(more):
+                self.assertEqual(self.shell("echo one; echo two", check=more)["code"], code)
+
+    def test_a_pattern_that_never_ends(self) -> None:
+        check = self.shell("echo aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaab", check={"stdout": ["^(a+)+$"]})
+        self.assertEqual(check["code"], "check.pattern")
+
+    def test_timeout_ends_the_whole_tree(self) -> None:
+        word = str(70000 + os.getpid() % 9999)
+        script = f"(trap '' TERM; sleep {word}) & trap '' TERM; sleep {word}; sleep {word}"
+        started = time.monotonic()
+        check = self.shell(script, check={"timeout": 0.5})
+        self.assertEqual((check["outcome"], check["code"], check["timed_out"]), ("fail", "check.timeout", True))
+        self.assertLess(time.monotonic() - started, 10)
+        self.assertEqual(processes_with(word), [])
+
+    def test_a_daemon_that_stays(self) -> None:
+        word = str(80000 + os.getpid() % 9999)
+        started = time.monotonic()
+        check = self.shell(f"(sleep {word} &) ; (sleep {word} >/dev/null 2>&1 &); echo done")
+        self.assertEqual((check["outcome"], check["left_running"]), ("pass", 2))
+        self.assertLess(time.monotonic() - started, 10)
+        self.assertEqual(processes_with(word), [])
+
+    def test_output_is_capped_and_digested_whole(self) -> None:
+        check = self.shell("head -c 20000000 /dev/zero; echo end", output_limit=1000)
+        whole = hashlib.sha256(bytes(20_000_000) + b"end\n").hexdigest()
+        stdout = check["stdout"]
+        self.assertEqual((stdout["bytes"], stdout["sha256"], stdout["truncated"]), (20_000_004, whole, True))
+        self.assertTrue(stdout["text"].endswith("end\n"))
+        self.assertLess(len(stdout["text"]), 1100)
+
+    def test_output_that_never_ends_is_bounded_by_time(self) -> None:
+        check = self.shell("exec cat /dev/zero", check={"timeout": 0.5})
+        self.assertEqual(check["code"], "check.timeout")
+        self.assertGreater(check["stdout"]["bytes"], 1 << 20)
+
+    def test_output_that_is_no_text(self) -> None:
+        self.assertEqual(self.shell(r"printf '\377\000x'")["stdout"]["text"], "\\xff\0x")
+
+    def test_the_runner_killed_takes_everything_along(self) -> None:
+        word = str(90000 + os.getpid() % 9999)
+        check = {"name": "a", "argv": ["sleep", word], "timeout": 60}
+        with self.start(self.request(checks=[check])) as runner:
+            self._until(lambda: processes_with(word))
+            runner.kill()
+            runner.communicate()
+        self._until(lambda: not processes_with(word))
+        left = [p.name for p in self.state.iterdir() if p.name.startswith("run-")]
+        self.assertEqual(len(left), 1)
+        self.out("true")
+        self.assertEqual([p.name for p in self.state.iterdir()], ["receipt.json"])
+
+    def test_a_later_run_leaves_a_running_one_alone(self) -> None:
+        word = str(60000 + os.getpid() % 9999)
+        with self.start(self.request(checks=[{"name": "a", "argv": ["sleep", word], "timeout": 60}])) as runner:
+            self._until(lambda: processes_with(word))
+            self.out("true")
+            self.assertIsNone(runner.poll())
+            runner.kill()
+            runner.communicate()
+        self.out("true")
+
+    def _until(self, ready: Any) -> None:
+        deadline = time.monotonic() + 15
+        while not ready():
+            self.assertLess(time.monotonic(), deadline)
+            time.sleep(0.02)
+
+    def execute(self, *argv: str, **changes: Any) -> tuple[int, bytes, bytes]:
+        with self.start(self.request(exec=list(argv), **changes)) as runner:
+            out, err = runner.communicate(timeout=60)
+        return runner.returncode, out, err
+
+    def test_exec_passes_the_status_and_the_streams(self) -> None:
+        status, out, err = self.execute("/bin/sh", "-c", "echo out; echo err >&2; exit 42")
+        self.assertEqual((status, out, err), (42, b"out\n", b"err\n"))
+
+    def test_exec_reads_standard_input(self) -> None:
+        with self.start(self.request(exec=["cat"]), stdin=subprocess.PIPE) as runner:
+            self.assertEqual(runner.communicate(b"through\n", timeout=60)[0], b"through\n")
+
+    def test_exec_of_the_image_s_own_command(self) -> None:
+        config = {"Entrypoint": ["/bin/sh", "-c"], "Cmd": ["echo from the image"]}
+        self.assertEqual(self.execute(config=config)[1], b"from the image\n")
+        self.assertEqual(self.execute("echo given", config=config)[1], b"given\n")
+        self.assertEqual(self.execute("echo", "bare", config=config, entrypoint=[])[1], b"bare\n")
+
+    def test_exec_by_signal(self) -> None:
+        self.assertEqual(self.execute("/bin/sh", "-c", "kill -KILL $$")[0], 137)
+
+    def test_exec_not_found(self) -> None:
+        self.assertEqual(self.execute("no-such-program")[0], 127)
+        self.assertEqual(self.execute("/etc/passwd")[0], 126)
+
+    def test_the_runner_s_own_failure_is_told_apart(self) -> None:
+        status, _, _ = self.execute("true", user="nobody-here")
+        self.assertEqual(status, 125)
+        self.assertEqual(self.receipt()["error"]["code"], "user.unknown")
+
+    def test_signals_are_forwarded(self) -> None:
+        script = "trap 'echo caught; exit 9' TERM; echo ready; while :; do sleep 0.05; done"
+        with self.start(self.request(exec=["/bin/sh", "-c", script])) as runner:
+            assert runner.stdout
+            self.assertEqual(runner.stdout.readline(), b"ready\n")
+            runner.send_signal(signal.SIGTERM)
+            self.assertEqual(runner.stdout.readline(), b"caught\n")
+            self.assertEqual(runner.wait(timeout=20), 9)
+
+    def test_the_keyboard_interrupts_once(self) -> None:
+        """A terminal signals the program's own group; the runner must not pass on a second one."""
+        script = "trap 'echo caught' INT; echo ready; i=0; while [ $i -lt 20 ]; do sleep 0.05; i=$((i+1)); done; exit 3"
+        master, slave = pty.openpty()
+        request = self.request(exec=["/bin/sh", "-c", script])
+
+        def own_terminal() -> None:
+            import fcntl
+            import termios
+
+            os.setsid()
+            fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+        with self.start(request, stdin=slave, stdout=slave, preexec_fn=own_terminal) as runner:
+            os.close(slave)
+            text = self._read(master, b"ready")
+            time.sleep(0.1)
+            os.write(master, b"\x03")
+            text += self._read(master, b"caught")
+            self.assertEqual(runner.wait(timeout=20), 3)
+            text += self._read(master, b"")
+        os.close(master)
+        self.assertEqual(text.count(b"caught"), 1)
+
+    def _read(self, fd: int, until: bytes) -> bytes:
+        data = b""
+        while not until or until not in data:
+            try:
+                more = os.read(fd, 4096)
+            except OSError:
+                break
+            data += more
+        return data
+
+
+class AsRoot(Properties, SandboxCase):
+    isolation = "root"
+
+
+class Rootless(Properties, SandboxCase):
+    isolation = "rootless"
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,144 @@
+"""Clean-up never goes through a mount or a link (B199, B200), and tidies up after dead runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+from chroot_exec import teardown
+from chroot_exec.errors import RunnerError
+from tests.chroot.lab import mount, umount
+
+MS_BIND = 4096
+needs_root = unittest.skipIf(os.geteuid() != 0, "needs root to mount")
+
+
+class Teardown(unittest.TestCase):
+    def setUp(self) -> None:
+        self.place = Path(tempfile.mkdtemp())
+        self.addCleanup(shutil.rmtree, self.place)
+        self.state = self.place / "state"
+        self.state.mkdir(mode=0o700)
+
+    def dead_run(self) -> Path:
+        """What a run that was killed leaves."""
+        folder = self.state / "run-dead"
+        (folder / "base").mkdir(parents=True)
+        (folder / "record").write_text(json.dumps({"pid": 1, "root": str(self.place / "tree")}) + "\n")
+        return folder
+
+    def sweep(self) -> str:
+        """The code of the error that a sweep ends with, or empty."""
+        try:
+            teardown.sweep(str(self.state))
+        except RunnerError as error:
+            return error.code
+        return ""
+
+    def test_a_dead_run_is_removed(self) -> None:
+        folder = self.dead_run()
+        self.assertEqual(teardown.sweep(str(self.state)), [str(folder)])
+        self.assertEqual(list(self.state.iterdir()), [])
+
+    def test_placeholders_of_a_dead_run_are_removed_and_nothing_else(self) -> None:
+        folder = self.dead_run()
+        tree = self.place / "tree"
+        for name in ("made/deep", "used"):
+            (tree / name).mkdir(parents=True)
+        (tree / "used/theirs").write_text("x")
+        (tree / "empty").write_text("")
+        (tree / "outside").symlink_to("/etc")
+        with open(folder / "record", "a") as file:
+            for name in ("made", "made/deep", "used", "empty", "outside/hostname", "torn"):
+                file.write(json.dumps({"made": name}) + "\n")
+            file.write('{"made": "us')
+        self.sweep()
+        self.assertEqual(sorted(p.name for p in tree.iterdir()), ["outside", "used"])
+        self.assertTrue((tree / "used/theirs").exists())
+
+    @needs_root
+    def test_a_busy_mount_of_the_hosts_devices_stops_it(self) -> None:
+        """B199."""
+        folder = self.dead_run()
+        (folder / "base/dev").mkdir()
+        mount("/dev", str(folder / "base/dev"), flags=MS_BIND)
+        before = sorted(os.listdir("/dev"))
+        fd = os.open(folder / "base/dev", os.O_RDONLY)
+        try:
+            self.assertEqual(self.sweep(), "teardown.busy")
+            self.assertTrue((folder / "base/dev/null").is_char_device())
+            self.assertEqual(sorted(os.listdir("/dev")), before)
+        finally:
+            os.close(fd)
+        self.assertEqual(self.sweep(), "")
+        self.assertEqual(sorted(os.listdir("/dev")), before)
+        self.assertFalse(folder.exists())
+
+    @needs_root
+    def test_a_file_held_open_in_proc_stops_it(self) -> None:
+        """B200: no removal, and an exit status that says so."""
+        folder = self.dead_run()
+        (folder / "base/proc").mkdir()
+        (folder / "base/kept").write_text("kept")
+        mount("proc", str(folder / "base/proc"), "proc")
+        with open(folder / "base/proc/version"):
+            done = subprocess.run(
+                [sys.executable, "-m", "chroot_exec", "sweep", str(self.state)], capture_output=True, text=True
+            )
+        self.assertEqual(done.returncode, 125)
+        self.assertIn("teardown.busy", done.stderr)
+        self.assertTrue((folder / "base/kept").exists())
+        self.assertEqual(self.sweep(), "")
+
+    @needs_root
+    def test_remove_tree_refuses_a_mount_anywhere_below(self) -> None:
+        tree, other = self.place / "tree", self.place / "other"
+        (tree / "a/b").mkdir(parents=True)
+        (tree / "first").write_text("")
+        other.mkdir()
+        (other / "precious").write_text("x")
+        mount(str(other), str(tree / "a/b"), flags=MS_BIND)
+        try:
+            with self.assertRaises(RunnerError) as caught:
+                teardown.remove_tree(str(tree))
+        finally:
+            umount(str(tree / "a/b"))
+        self.assertEqual(caught.exception.code, "teardown.busy")
+        self.assertTrue((tree / "first").exists())
+        self.assertTrue((other / "precious").exists())
+
+    def test_remove_tree_follows_no_link(self) -> None:
+        tree, other = self.place / "tree", self.place / "other"
+        tree.mkdir()
+        other.mkdir()
+        (other / "precious").write_text("x")
+        (tree / "link").symlink_to(other)
+        teardown.remove_tree(str(tree))
+        self.assertTrue((other / "precious").exists())
+        self.assertFalse(tree.exists())
+
+    def test_remove_tree_opens_closed_folders(self) -> None:
+        tree = self.place / "tree"
+        (tree / "closed/deep").mkdir(parents=True)
+        (tree / "closed").chmod(0)
+        teardown.remove_tree(str(tree))
+        self.assertFalse(tree.exists())
+
+    def test_a_state_folder_of_others_is_refused(self) -> None:
+        self.state.chmod(0o777)
+        with self.assertRaises(RunnerError) as caught:
+            teardown.state_folder(str(self.state))
+        self.assertEqual(caught.exception.code, "state.owner")
+
+    def test_mount_points_with_awkward_names(self) -> None:
+        self.assertEqual(teardown._unescape(rb"/a\040b\011c\134d"), "/a b\tc\\d")
+
+
+if __name__ == "__main__":
+    unittest.main()
