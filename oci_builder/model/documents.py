@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, StrictStr, ValidationError
+from pydantic_core import PydanticCustomError
 
 from oci_builder.model import media
 from oci_builder.model.digest import Digest
@@ -18,11 +19,16 @@ from oci_builder.model.limits import DEFAULT_LIMITS, Limits
 _MEDIA_TYPE = r"^[A-Za-z0-9][A-Za-z0-9!#$&^_.+-]{0,126}/[A-Za-z0-9][A-Za-z0-9!#$&^_.+-]{0,126}$"
 
 
-def _digest(value: object) -> str:
-    return Digest.parse(value)
+def digest_value(value: object) -> str:
+    """Validate a digest for pydantic, which lets only its own kinds of error collect."""
+    try:
+        return Digest.parse(value)
+    except FormatError as error:
+        raise PydanticCustomError(DIGEST_ERROR, "{text}", {"text": error.message}) from None
 
 
-DigestField = Annotated[str, BeforeValidator(_digest)]
+DIGEST_ERROR = "json_digest"
+DigestField = Annotated[str, BeforeValidator(digest_value)]
 Size = Annotated[StrictInt, Field(ge=0)]
 MediaType = Annotated[StrictStr, Field(pattern=_MEDIA_TYPE)]
 
@@ -166,10 +172,9 @@ def validate(model: type[D], value: Any, where: str, limits: Limits = DEFAULT_LI
 def field_error(error: ValidationError, where: str) -> OciBuilderError:
     """The first problem of a pydantic error as ours: field, value, and what would be right."""
     first = error.errors(include_url=False)[0]
-    cause = (first.get("ctx") or {}).get("error")
     place = ".".join(str(p) for p in first["loc"]) or "(document)"
-    if isinstance(cause, OciBuilderError):
-        return FormatError(cause.code, f"{where}: {place}: {cause.message}", where=f"{where}: {place}")
+    if first["type"] == DIGEST_ERROR:
+        return FormatError("json.digest", f"{where}: {place}: {first['msg']}", where=f"{where}: {place}")
     shown = show(repr(first.get("input"))[:120])
     return FormatError(
         "json.field", f"{where}: {place}: {first['msg']} (got {shown})", where=f"{where}: {place}",

@@ -26,7 +26,7 @@ from pydantic import (
     model_validator,
 )
 
-from oci_builder.model.digest import Digest
+from oci_builder.model.documents import DIGEST_ERROR, digest_value
 from oci_builder.model.errors import OciBuilderError, SpecError, show
 from oci_builder.model.jsontext import dump_json, load_json
 from oci_builder.model.limits import Limits
@@ -47,11 +47,9 @@ class SpecModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-def _digest(value: object) -> str:
-    return Digest.parse(value)
-
-
-DigestField = Annotated[str, BeforeValidator(_digest), Field(json_schema_extra={"pattern": "^sha256:[0-9a-f]{64}$"})]
+DigestField = Annotated[
+    str, BeforeValidator(digest_value), Field(json_schema_extra={"pattern": "^sha256:[0-9a-f]{64}$"})
+]
 
 
 class RegistryBase(SpecModel):
@@ -319,15 +317,10 @@ def json_schema() -> dict[str, Any]:
 def _spec_error(error: ValidationError, where: str) -> SpecError:
     problems = error.errors(include_url=False)
     lines = [_problem(p) for p in problems[:8]]
-    digest = any("digest" in str(p["loc"][-1:]) or _is_digest(p) for p in problems)
+    digest = any("digest" in str(p["loc"][-1:]) or p["type"] == DIGEST_ERROR for p in problems)
     code = "spec.digest" if digest and len(problems) == 1 else "spec.field"
     first = ".".join(str(p) for p in _place(problems[0]))
     return SpecError(code, f"{where}: " + "; ".join(lines), where=f"{where}: {first}", actual=_shown(problems[0]))
-
-
-def _is_digest(problem: Any) -> bool:
-    cause = (problem.get("ctx") or {}).get("error")
-    return isinstance(cause, OciBuilderError) and cause.code == "json.digest"
 
 
 def _place(problem: Any) -> list[Any]:
@@ -341,8 +334,7 @@ def _shown(problem: Any) -> str:
 
 
 def _problem(problem: Any) -> str:
-    cause = (problem.get("ctx") or {}).get("error")
-    text = cause.message if isinstance(cause, OciBuilderError) else problem["msg"].removeprefix("Value error, ")
+    text = problem["msg"].removeprefix("Value error, ")
     place = ".".join(str(p) for p in _place(problem)) or "(the whole spec)"
     if problem["type"] == "missing" and place == "base.digest":
         text = "a tag without a digest is refused; add the digest that the tag has today"
