@@ -30,7 +30,7 @@ _HEAD = 8
 _KINDS = {Kind.FILE: "file", Kind.DIR: "dir", Kind.SYMLINK: "link"}
 
 
-def layer_delta(chunks: Iterable[bytes], where: str, *, limits: Limits = DEFAULT_LIMITS) -> Delta:
+def layer_delta(chunks: Iterable[bytes | memoryview], where: str, *, limits: Limits = DEFAULT_LIMITS) -> Delta:
     """Read one layer's tar to its end.
 
     Args:
@@ -41,12 +41,17 @@ def layer_delta(chunks: Iterable[bytes], where: str, *, limits: Limits = DEFAULT
         FormatError, PolicyError: as ``TarReader``.
         TransportError: ``io.space``, ``io.error`` of the scratch file.
     """
+    reader = TarReader(chunks, limits=limits, where=where)
+    return entries_delta(reader, reader)
+
+
+def entries_delta(reader: TarReader, entries: Iterable[TarEntry]) -> Delta:
+    """As ``layer_delta``, for a reader that is under way: ``entries`` are the ones to take, read to the end."""
     delta = Delta()
     with Scratch() as scratch:
-        reader = TarReader(chunks, limits=limits, where=where)
-        for entry in reader:
+        for entry in entries:
             if entry.kind == Kind.HARDLINK:
-                delta.add_hardlink(entry.name, entry.link)
+                delta.add_link(entry.name, entry.link)
             elif entry.name:
                 facts = entry_facts(entry, reader, scratch) if entry.kind == Kind.FILE else None
                 delta.add(entry.name, _node(entry, facts))
@@ -105,7 +110,7 @@ class Scratch:
             self._file.truncate()
             return FileRange(self._file.fileno(), 0, size)
         except OSError as error:
-            raise _io_error(error, tempfile.gettempdir()) from None
+            raise io_error(error, tempfile.gettempdir()) from None
 
 
 def _write_all(file: BinaryIO, piece: bytes | memoryview) -> None:
@@ -114,7 +119,8 @@ def _write_all(file: BinaryIO, piece: bytes | memoryview) -> None:
         view = view[file.write(view) :]
 
 
-def _io_error(error: OSError, where: str) -> OciBuilderError:
+def io_error(error: OSError, where: str) -> OciBuilderError:
+    """The error of the catalogue for an ``OSError``."""
     code = {errno.ENOSPC: "io.space", errno.EROFS: "io.readonly", errno.EACCES: "io.readonly"}.get(
         error.errno or 0, "io.error"
     )
@@ -154,7 +160,7 @@ def _walk(root: bytes) -> Iterator[tuple[bytes, os.stat_result]]:
                     if item.is_dir(follow_symlinks=False):
                         stack.append(path)
         except OSError as error:
-            raise _io_error(error, os.fsdecode(posixpath.join(root, folder))) from None
+            raise io_error(error, os.fsdecode(posixpath.join(root, folder))) from None
 
 
 def _folder_node(root: bytes, path: bytes, info: os.stat_result) -> tuple[bytes, Node]:
@@ -169,7 +175,7 @@ def _folder_node(root: bytes, path: bytes, info: os.stat_result) -> tuple[bytes,
             return path, Node("other", mode)
         return path, Node("file", mode, info.st_size, facts=_file_facts(full, path, info.st_size))
     except OSError as error:
-        raise _io_error(error, os.fsdecode(full)) from None
+        raise io_error(error, os.fsdecode(full)) from None
 
 
 def _file_facts(full: bytes, path: bytes, size: int) -> FileFacts | None:

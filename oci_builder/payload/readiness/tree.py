@@ -34,11 +34,13 @@ class Node:
 
 @dataclass(slots=True)
 class Delta:
-    """What one layer says: paths it adds or replaces, paths it removes, folders whose lower content it hides."""
+    """What one layer says: paths it adds or replaces, paths it removes, folders whose lower content it hides, and
+    hard links to files that it does not hold itself."""
 
     nodes: dict[bytes, Node] = field(default_factory=dict)
     removed: set[bytes] = field(default_factory=set)
     opaque: set[bytes] = field(default_factory=set)
+    links: dict[bytes, bytes] = field(default_factory=dict)
 
     def add(self, path: bytes, node: Node) -> None:
         """Add an entry; a whiteout name becomes a removal (image-spec layer.md, "Whiteouts")."""
@@ -50,13 +52,12 @@ class Delta:
         else:
             self.nodes[path] = node
 
-    def add_hardlink(self, path: bytes, target: bytes, below: Iterable[Delta] = ()) -> None:
-        """Add a second name of a file of this layer, or of one below where the layer does not hold it."""
-        for delta in (self, *below):
-            if target in delta.nodes:
-                self.nodes[path] = delta.nodes[target]
-                return
-        self.nodes[path] = Node("file")
+    def add_link(self, path: bytes, target: bytes) -> None:
+        """Add a second name of a file: of this layer, or of one below when the layers meet."""
+        if target in self.nodes:
+            self.nodes[path] = self.nodes[target]
+        else:
+            self.links[path] = target
 
 
 class Tree:
@@ -130,6 +131,8 @@ def overlay(deltas: Iterable[Delta]) -> dict[bytes, Node]:
     nodes: dict[bytes, Node] = {}
     for delta in deltas:
         upper = _through_links(nodes, delta)
+        for path, target in delta.links.items():
+            upper[path] = upper.get(target) or nodes.get(target) or Node("file")
         hidden = delta.removed | {p for p, n in upper.items() if n.kind != "dir"}
         _drop_below(nodes, {p for p in hidden if p in nodes and nodes[p].kind == "dir"} | delta.opaque)
         for path in delta.removed:
@@ -142,7 +145,7 @@ def overlay(deltas: Iterable[Delta]) -> dict[bytes, Node]:
 def _through_links(nodes: dict[bytes, Node], delta: Delta) -> dict[bytes, Node]:
     """The layer's nodes where they really land: a parent that is a link in a layer below leads elsewhere."""
     if not any(n.kind == "link" for n in nodes.values()):
-        return delta.nodes
+        return dict(delta.nodes)
     below, moved, out = Tree(nodes), {}, {}
     for path, node in delta.nodes.items():
         folder, _, name = path.rpartition(b"/")
