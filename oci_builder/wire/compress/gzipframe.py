@@ -1,0 +1,107 @@
+"""gzip member framing: the header and trailer around one deflate stream (RFC 1952).
+
+Ours carry an FEXTRA subfield ``OB``: the length of the whole member, so that a reader of ours finds the next member
+without inflating this one. To every other reader it is ordinary gzip. The field is a hint and never trusted.
+"""
+
+from __future__ import annotations
+
+import binascii
+from dataclasses import dataclass
+
+from oci_builder.model.errors import FormatError, show
+
+MAGIC = b"\x1f\x8b"
+TRAILER_SIZE = 8
+# mtime 0, XFL 0, OS 255 "unknown": bytes that a second run, another level or another host must not change.
+_FIXED = MAGIC + b"\x08\x04" + bytes(4) + b"\x00\xff" + b"\x08\x00" + b"OB\x04\x00"
+HEADER_SIZE = len(_FIXED) + 4
+MEMBER_OVERHEAD = HEADER_SIZE + TRAILER_SIZE
+
+_FHCRC, _FEXTRA, _FNAME, _FCOMMENT, _RESERVED = 2, 4, 8, 16, 0xE0
+# The longest header accepted: FEXTRA's own bound plus room for a name and a comment.
+MAX_HEADER = 128 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class GzipHeader:
+    """A parsed member header.
+
+    Attributes:
+        size: bytes of the header; deflate data starts there.
+        member_size: what the ``OB`` field says the whole member has, or None.
+    """
+
+    size: int
+    member_size: int | None
+
+
+def encode_member(deflated: bytes | bytearray, crc: int, size: int) -> bytes:
+    """One finished member around ``deflated``, whose ``size`` uncompressed bytes (below 2**32) have this CRC-32."""
+    length = len(deflated) + MEMBER_OVERHEAD
+    trailer = crc.to_bytes(4, "little") + size.to_bytes(4, "little")
+    return b"".join((_FIXED, length.to_bytes(4, "little"), deflated, trailer))
+
+
+def parse_header(head: bytes | memoryview, at: int, where: str) -> GzipHeader | None:
+    """Parse a member header at the start of ``head``; None when ``head`` ends inside it.
+
+    Args:
+        head: bytes from the start of the member.
+        at: offset of ``head`` in the compressed stream, for messages.
+        where: what is read, for messages.
+
+    Raises:
+        FormatError: ``gzip.header`` (magic, method, reserved flags, header CRC, a header over 128 KiB).
+    """
+    head = bytes(head[: MAX_HEADER + 1])
+    if not MAGIC.startswith(head[:2]):
+        raise _bad(f"no gzip magic, found {show(head[:4])}", at, where)
+    if len(head) < 10:
+        return None
+    method, flags = head[2], head[3]
+    if method != 8:
+        raise _bad(f"compression method {method}, only 8 (deflate) exists", at, where)
+    if flags & _RESERVED:
+        raise _bad(f"reserved flag bits are set (flags 0x{flags:02x})", at, where)
+    size, member = 10, None
+    if flags & _FEXTRA:
+        end = size + 2 + int.from_bytes(head[size : size + 2], "little")
+        if len(head) < size + 2 or len(head) < end:
+            return None
+        size, member = end, _own_field(head[size + 2 : end])
+    return _finish(head, size, flags, member, at, where)
+
+
+def _finish(head: bytes, size: int, flags: int, member: int | None, at: int, where: str) -> GzipHeader | None:
+    for flag in (_FNAME, _FCOMMENT):
+        if flags & flag:
+            end = head.find(b"\0", size)
+            if end < 0:
+                if len(head) > MAX_HEADER:
+                    raise _bad(f"a header of more than {MAX_HEADER} bytes", at, where)
+                return None
+            size = end + 1
+    if flags & _FHCRC:
+        if len(head) < size + 2:
+            return None
+        want = binascii.crc32(head[:size]) & 0xFFFF
+        got = int.from_bytes(head[size : size + 2], "little")
+        if want != got:
+            raise _bad(f"header CRC is 0x{got:04x}, computed 0x{want:04x}", at, where)
+        size += 2
+    return GzipHeader(size, member)
+
+
+def _own_field(extra: bytes) -> int | None:
+    at = 0
+    while at + 4 <= len(extra):
+        end = at + 4 + int.from_bytes(extra[at + 2 : at + 4], "little")
+        if extra[at : at + 2] == b"OB" and end == at + 8 <= len(extra):
+            return int.from_bytes(extra[at + 4 : end], "little")
+        at = end
+    return None
+
+
+def _bad(what: str, at: int, where: str) -> FormatError:
+    return FormatError("gzip.header", f"{where}: gzip member at byte {at}: {what}", where=where, offset=at)

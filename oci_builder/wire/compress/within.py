@@ -1,0 +1,101 @@
+"""What one stream may cost, and the parallel way that its decoders share."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from oci_builder.model.errors import PolicyError
+from oci_builder.model.limits import Limits
+from oci_builder.wire.compress.pull import Pull
+
+Warn = Callable[[str, str], None]
+
+# The most uncompressed bytes that are decoded in one go, and the most compressed bytes held for that.
+UNIT = 4 << 20
+PACKED_UNIT = UNIT + (64 << 10)
+
+
+class Budget:
+    """Counts uncompressed bytes against the limits of one layer."""
+
+    __slots__ = ("limits", "spent", "where")
+
+    def __init__(self, limits: Limits, where: str) -> None:
+        self.limits = limits
+        self.where = where
+        self.spent = 0
+
+    def spend(self, size: int) -> None:
+        """Count ``size`` bytes of output.
+
+        Raises:
+            PolicyError: ``limit.layer``.
+        """
+        self.spent += size
+        if self.spent > self.limits.layer_size:
+            raise PolicyError(
+                "limit.layer",
+                f"{self.where}: more than {self.limits.layer_size} bytes uncompressed; raise limits.layer_size if"
+                " this layer is really meant to be so large",
+                where=self.where, expected=f"<= {self.limits.layer_size}", actual=self.spent,
+            )  # fmt: skip
+
+    def check_ratio(self, packed: int) -> None:
+        """Compare the output so far with the ``packed`` bytes that it came from.
+
+        Called at the end of each member, and inside a member only past ``UNIT``: so the parallel way, which sees
+        whole members up to that size, checks the same numbers as the serial one.
+
+        Raises:
+            PolicyError: ``limit.ratio``.
+        """
+        limits = self.limits
+        if self.spent > limits.ratio_floor and self.spent > limits.ratio * packed:
+            raise PolicyError(
+                "limit.ratio",
+                f"{self.where}: {packed} compressed bytes gave {self.spent}, over {limits.ratio} times as many: a"
+                " decompression bomb, or raise limits.ratio",
+                where=self.where, expected=f"<= {limits.ratio}", actual=self.spent // max(1, packed),
+            )  # fmt: skip
+
+
+def decode_units(
+    pull: Pull,
+    budget: Budget,
+    threads: int,
+    next_unit: Callable[[Pull, Budget], int],
+    decode: Callable[[memoryview], bytes | None],
+) -> Iterator[bytes]:
+    """Decode members or frames in a pool, in order, until the first that is not exactly as it says.
+
+    Args:
+        next_unit: bytes of the unit that starts here, 0 when there is none that the pool can take.
+        decode: the unit's data, at most ``UNIT`` bytes; None when anything at all is wrong with it.
+
+    The stream then stands at the first unit that was not delivered; the careful way goes on from there, so what comes
+    out is what the careful way alone would give. Memory: at most ``threads + 2`` units.
+    """
+    jobs: deque[tuple[memoryview, Future[bytes | None]]] = deque()
+    with ThreadPoolExecutor(threads, "decode") as pool:
+        try:
+            while (size := next_unit(pull, budget)) or jobs:
+                if size:
+                    packed = pull.take(size)
+                    jobs.append((packed, pool.submit(decode, packed)))
+                    if len(jobs) < threads + 2:
+                        continue
+                data = jobs[0][1].result()
+                if data is None:
+                    return
+                behind = pull.offset - sum(len(job[0]) for job in jobs)
+                budget.spend(len(data))
+                behind += len(jobs.popleft()[0])
+                if data:
+                    yield data
+                budget.check_ratio(behind)
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for packed, _ in reversed(jobs):
+                pull.push_back(packed)
