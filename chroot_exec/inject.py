@@ -50,9 +50,12 @@ def place(files: FileSystem, injection: Injection) -> None:
         os.close(files.root.directory(folder))
         for path in paths:
             files.bind(Bind(path, f"{folder}/{os.path.basename(path)}"))
-    _library_links(files.root, injection.libraries)
+    for path in injection.libraries:
+        _library_links(files.root, path, f"{LIBRARIES}/{os.path.basename(path)}", for_linkers=True)
     for source, target in injection.files:
         files.bind(Bind(source, target))
+        if ".so." in target:
+            _library_links(files.root, source, target, for_linkers=False)
     for link, target in injection.links:
         _link(files.root, link, target)
     _write_configuration(files.root, injection)
@@ -81,25 +84,22 @@ def compat_folder(root: Root) -> tuple[str, str]:
     return "", ""
 
 
-def _library_links(root: Root, libraries: tuple[str, ...]) -> None:
-    """``libx.so.1`` (the soname, for programs) and ``libx.so`` (for linkers: triton #8667) beside ``libx.so.580…``."""
-    for path in libraries:
-        name = os.path.basename(path)
-        soname = elf.soname(path)
-        for link in dict.fromkeys((soname, name.partition(".so")[0] + ".so")):
-            if link and link != name and "/" not in link:
-                _link(root, f"{LIBRARIES}/{link}", name)
+def _library_links(root: Root, source: str, target: str, for_linkers: bool) -> None:
+    """Beside ``libx.so.580…`` its soname ``libx.so.1``, for programs, and ``libx.so``, for linkers (triton #8667)."""
+    folder, _, name = target.rpartition("/")
+    soname = elf.soname(source)
+    for link in dict.fromkeys((soname, name.partition(".so")[0] + ".so" if for_linkers else "")):
+        if link and link != name and "/" not in link:
+            _link(root, f"{folder}/{link}", name)
 
 
 def _link(root: Root, path: str, target: str) -> None:
     folder, _, name = path.rpartition("/")
     fd = root.directory(folder)
     try:
-        os.symlink(target, name, dir_fd=fd)
-    except FileExistsError:
-        if os.readlink(name, dir_fd=fd) != target:
+        if os.path.lexists(f"{fd_path(fd)}/{name}"):
             os.unlink(name, dir_fd=fd)
-            os.symlink(target, name, dir_fd=fd)
+        os.symlink(target, name, dir_fd=fd)
     except OSError as error:
         raise RunnerError("sandbox.target", f"cannot link {path}: {error.strerror}") from None
     finally:
@@ -228,9 +228,7 @@ def _check_cache(driver: str, keep: bool, control: int) -> None:
         raise RunnerError("gpu.shadowed", f"{found[0]} of the image comes before the driver's {driver} in the cache")
 
 
-def _probe(
-    files: FileSystem, injection: Injection, driver: str, env: Mapping[str, str], keep: bool
-) -> dict[str, Any]:
+def _probe(files: FileSystem, injection: Injection, driver: str, env: Mapping[str, str], keep: bool) -> dict[str, Any]:
     if not injection.probe_timeout:
         files.facts.note("CUDA was not asked whether it is ready")
         return {}

@@ -101,5 +101,3 @@ def exit_status(request: Request, value: dict[str, Any]) -> int:
 
 def _is_ours(check: dict[str, Any]) -> bool:
     return check["outcome"] == "error" and not check["code"].startswith("check.")
-
-

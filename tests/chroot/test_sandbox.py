@@ -77,7 +77,8 @@ class Properties:
         self.assertEqual([p.name for p in self.state.iterdir()], ["receipt.json"])
 
     def test_names_and_resolver(self) -> None:
-        text = self.out("cat /etc/hosts /etc/hostname /proc/sys/kernel/hostname; cat /etc/resolv.conf", hostname="node7")
+        script = "cat /etc/hosts /etc/hostname /proc/sys/kernel/hostname /etc/resolv.conf"
+        text = self.out(script, hostname="node7")
         self.assertIn("127.0.0.1\tlocalhost", text)
         self.assertEqual(text.count("node7\n"), 3)
         self.assertNotIn("nameserver", text)
