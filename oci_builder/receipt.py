@@ -1,0 +1,78 @@
+"""``oci-builder receipt`` and ``oci-builder key``: sign, verify and show receipts; make keys."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from oci_builder.model.errors import SpecError, show
+from oci_builder.model.receipts import Receipt, parse_closed
+from oci_builder.release.files import io_error, read_file
+from oci_builder.release.folder import read_trust
+from oci_builder.release.receipts import Verdict, judge, read_envelope, write_receipt
+from oci_builder.release.signing import load_key, load_public, new_key, save_key
+
+_BLOCK = 4 << 20
+
+
+def make_key(path: Path) -> dict[str, str]:
+    """Make a key pair: ``path`` (0600) and ``path.pub``.
+
+    Returns: id and base64 public key, as a trust policy's entry wants them.
+
+    Raises:
+        ConflictError: ``key.exists``; TransportError: ``io.*``.
+    """
+    public = load_public(save_key(new_key(), path))
+    return {"id": f"sha256:{hashlib.sha256(public).hexdigest()}", "public": base64.b64encode(public).decode()}
+
+
+def archive_digests(archives: Sequence[Path]) -> dict[str, str]:
+    """File name -> sha256 hex of its bytes.
+
+    Raises:
+        SpecError: ``receipt.archive``: two files of one name; TransportError: ``io.*``.
+    """
+    out: dict[str, str] = {}
+    for path in archives:
+        if path.name in out:
+            raise SpecError("receipt.archive", f"two archives named {show(path.name)}", where=str(path))
+        digest = hashlib.sha256()
+        try:
+            with path.open("rb") as file:
+                while data := file.read(_BLOCK):
+                    digest.update(data)
+        except OSError as error:
+            raise io_error(error, path) from None
+        out[path.name] = digest.hexdigest()
+    return out
+
+
+def sign_receipt(source: Path, folder: Path, subjects: Mapping[str, str], key: Path) -> Path:
+    """Sign a receipt's JSON (the predicate) about ``subjects`` and create its file in ``folder``.
+
+    Raises:
+        FormatError: ``json.*``, ``receipt.*``; PolicyError: ``key.mode``; ConflictError: ``release.exists``;
+        TransportError: ``io.*``.
+    """
+    receipt = parse_closed(Receipt, read_file(source, 4 << 20), str(source))
+    return write_receipt(folder, receipt, subjects, load_key(key))
+
+
+def verify_receipt(path: Path, trust: Path, now: datetime, subjects: Mapping[str, str] | None = None) -> Verdict:
+    """Judge a receipt file. The verdict's ``answer.exit_status`` is the verb's: 0, 3 (failed) or 1 (cannot tell).
+
+    Raises:
+        FormatError, SpecError: the trust policy is wrong; TransportError: ``io.*``.
+    """
+    return judge(read_envelope(path), read_trust(trust), now=now, subjects=subjects, where=str(path))
+
+
+def show_receipt(verdict: Verdict) -> dict[str, Any]:
+    """The verdict and what the receipt says, as JSON; its words are hearsay unless the answer is ``verified``."""
+    said = verdict.statement.predicate.model_dump(mode="json") if verdict.statement else None
+    return {**verdict.to_json(), "receipt": said}

@@ -1,0 +1,99 @@
+"""SLSA provenance v1 (slsa.dev/spec/v1.0/provenance): what went in, what came out, and what built it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from oci_builder.model.errors import SpecError, show
+from oci_builder.model.jsontext import dump_json
+from oci_builder.model.receipts import STATEMENT_TYPE
+from oci_builder.model.redact import redact_url, redact_value
+from oci_builder.model.spec import RegistryBase, Spec
+
+PREDICATE_TYPE = "https://slsa.dev/provenance/v1"
+BUILD_TYPE = "urn:oci-builder:build:1"
+BUILDER_ID = "urn:oci-builder"
+
+
+@dataclass(frozen=True, slots=True)
+class Material:
+    """One input of a build.
+
+    Attributes:
+        uri: where it came from; credentials and queries are removed.
+        digest: algorithm -> hex digits: ``sha256``, or ``gitCommit`` for a commit.
+        name: short name for people.
+    """
+
+    uri: str
+    digest: Mapping[str, str]
+    name: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """A ResourceDescriptor (in-toto/attestation spec/v1/resource_descriptor.md)."""
+        out: dict[str, Any] = {"uri": redact_url(self.uri), "digest": dict(sorted(self.digest.items()))}
+        return {**out, "name": self.name} if self.name else out
+
+
+@dataclass(frozen=True, slots=True)
+class BuildRun:
+    """One run of the builder: an id, and when it ran (receipt times)."""
+
+    invocation: str
+    started: str
+    finished: str
+    tools: Mapping[str, str]
+
+
+def base_material(spec: Spec) -> Material | None:
+    """The base image as a material, when it comes from a registry; other bases are named by the caller."""
+    base = spec.base
+    if not isinstance(base, RegistryBase):
+        return None
+    name = base.registry.partition("@")[0]
+    return Material(f"pkg:oci/{name}", {"sha256": base.digest.removeprefix("sha256:")}, "base image")
+
+
+def provenance(spec: Spec, subjects: Mapping[str, str], materials: Sequence[Material], run: BuildRun) -> bytes:
+    """The statement, to be signed like a receipt. Deterministic.
+
+    Args:
+        spec: what was asked for; it goes in whole, as the external parameters, its URLs redacted.
+        subjects: archive name -> sha256 hex.
+        materials: base, locks, source checkouts, in any order.
+        run: the run.
+
+    Raises:
+        SpecError: ``provenance.material``: an input without a digest, or no subject.
+    """
+    if not subjects:
+        raise SpecError("provenance.material", "provenance of nothing: no archive was named")
+    for material in materials:
+        if not material.digest:
+            raise SpecError("provenance.material", f"{show(material.uri)} has no digest", where=material.uri)
+    value = {
+        "_type": STATEMENT_TYPE,
+        "subject": [{"name": n, "digest": {"sha256": s}} for n, s in sorted(subjects.items())],
+        "predicateType": PREDICATE_TYPE,
+        "predicate": {"buildDefinition": _definition(spec, materials), "runDetails": _details(run)},
+    }
+    return dump_json(value)
+
+
+def _definition(spec: Spec, materials: Sequence[Material]) -> dict[str, Any]:
+    parameters = redact_value(spec.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"gates"}))
+    return {
+        "buildType": BUILD_TYPE,
+        "externalParameters": {"spec": parameters},
+        "internalParameters": {},
+        "resolvedDependencies": [m.to_json() for m in sorted(materials, key=lambda m: (m.uri, m.name))],
+    }
+
+
+def _details(run: BuildRun) -> dict[str, Any]:
+    return {
+        "builder": {"id": BUILDER_ID, "version": dict(sorted(run.tools.items()))},
+        "metadata": {"invocationId": run.invocation, "startedOn": run.started, "finishedOn": run.finished},
+    }

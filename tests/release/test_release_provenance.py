@@ -1,0 +1,121 @@
+"""Provenance, the receipt verb, and the host as receipts name it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from oci_builder.model.errors import OciBuilderError, SpecError
+from oci_builder.model.receipts import PORTABLE
+from oci_builder.model.spec import Spec, parse_spec
+from oci_builder.receipt import archive_digests, make_key, show_receipt, sign_receipt, verify_receipt
+from oci_builder.release.host import driver_version, engine_name, os_name, this_host, tool_versions, utc_now
+from oci_builder.release.provenance import BuildRun, Material, base_material, provenance
+from tests.release.helpers import SUBJECTS, receipt
+
+DIGEST = "sha256:" + "1" * 64
+RUN = BuildRun("run-1", "2026-05-01T10:00:00Z", "2026-05-01T10:05:00Z", {"oci-builder": "0.1.0"})
+
+
+def spec() -> Spec:
+    value = {
+        "name": "x", "tag": "t", "prefix": "/opt/rt", "tiers": {"base": {"path": "/e"}},
+        "base": {"registry": "docker.io/nvidia/cuda:13", "digest": DIGEST}, "labels": {"u": "https://a:s3cret@h/x"},
+    }  # fmt: skip
+    return parse_spec(json.dumps(value).encode())
+
+
+def test_provenance_names_inputs_outputs_and_builder() -> None:
+    base = base_material(spec())
+    assert base is not None
+    source = Material("git+https://github.com/o/r", {"gitCommit": "8" * 40}, "source")
+    value = json.loads(provenance(spec(), SUBJECTS, [source, base], RUN))
+    assert {s["name"]: s["digest"]["sha256"] for s in value["subject"]} == SUBJECTS
+    deps = value["predicate"]["buildDefinition"]["resolvedDependencies"]
+    assert [d["digest"] for d in deps] == [{"gitCommit": "8" * 40}, {"sha256": "1" * 64}]
+    assert value["predicate"]["runDetails"]["builder"]["version"] == {"oci-builder": "0.1.0"}
+    assert value["predicateType"] == "https://slsa.dev/provenance/v1"
+
+
+def test_provenance_does_not_depend_on_the_order() -> None:
+    materials = [Material(f"u{i}", {"sha256": str(i) * 64}) for i in range(4)]
+    assert provenance(spec(), SUBJECTS, materials, RUN) == provenance(spec(), SUBJECTS, materials[::-1], RUN)
+
+
+def test_provenance_holds_no_secret() -> None:
+    link = Material("https://u:s3cret@h/lock?X-Amz-Signature=s3cret", {"sha256": "2" * 64})
+    assert b"s3cret" not in provenance(spec(), SUBJECTS, [link], RUN)
+
+
+@pytest.mark.parametrize(("subjects", "digest"), [({}, {"sha256": "1" * 64}), (SUBJECTS, {})])
+def test_provenance_of_nothing_or_from_nothing_is_refused(subjects: dict[str, str], digest: dict[str, str]) -> None:
+    with pytest.raises(SpecError) as caught:
+        provenance(spec(), subjects, [Material("u", digest)], RUN)
+    assert caught.value.code == "provenance.material"
+
+
+class TestVerb:
+    @pytest.fixture
+    def place(self, tmp_path: Path) -> Path:
+        key = make_key(tmp_path / "key")
+        entry = {
+            "name": "me", "public": key["public"], "not_before": "2026-01-01T00:00:00Z",
+            "not_after": "2026-12-31T00:00:00Z",
+        }  # fmt: skip
+        (tmp_path / "trust.json").write_text(json.dumps({"keys": [entry]}))
+        (tmp_path / PORTABLE).write_bytes(b"archive")
+        (tmp_path / "said.json").write_text(receipt().model_dump_json())
+        (tmp_path / "out").mkdir()
+        return tmp_path
+
+    def test_sign_then_verify(self, place: Path) -> None:
+        subjects = archive_digests([place / PORTABLE])
+        path = sign_receipt(place / "said.json", place / "out", subjects, place / "key")
+        now = utc_now().replace(year=2026, month=12, day=1)
+        verdict = verify_receipt(path, place / "trust.json", now, subjects)
+        assert (verdict.answer.value, show_receipt(verdict)["receipt"]["stage"]) == ("verified", "container")
+        (place / PORTABLE).write_bytes(b"archivf")
+        changed = verify_receipt(path, place / "trust.json", now, archive_digests([place / PORTABLE]))
+        assert (changed.answer.value, changed.answer.exit_status) == ("failed", 3)
+
+    def test_what_is_no_receipt_is_not_signed(self, place: Path) -> None:
+        (place / "said.json").write_text('{"stage": "x"}')
+        with pytest.raises(OciBuilderError) as caught:
+            sign_receipt(place / "said.json", place / "out", SUBJECTS, place / "key")
+        assert (caught.value.code, list((place / "out").iterdir())) == ("json.field", [])
+
+    def test_two_archives_of_one_name_are_refused(self, place: Path) -> None:
+        (place / "out" / PORTABLE).write_bytes(b"x")
+        with pytest.raises(SpecError):
+            archive_digests([place / PORTABLE, place / "out" / PORTABLE])
+
+
+class TestHost:
+    def test_the_system_and_the_driver_are_read_from_the_root(self, tmp_path: Path) -> None:
+        (tmp_path / "etc").mkdir()
+        (tmp_path / "etc/os-release").write_text('NAME="Ubuntu"\nID=ubuntu\nVERSION_ID="22.04"\nID_LIKE=debian\n')
+        (tmp_path / "proc/driver/nvidia").mkdir(parents=True)
+        (tmp_path / "proc/driver/nvidia/version").write_text(
+            "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (x)\nGCC version: 13.2\n"
+        )
+        host = this_host(tmp_path)
+        assert (host.os, host.driver, host.gpus) == ("ubuntu 22.04", "580.95.05", ())
+
+    def test_an_empty_root_says_nothing(self, tmp_path: Path) -> None:
+        assert (os_name(tmp_path), driver_version(tmp_path)) == ("", "")
+
+    @pytest.mark.parametrize(
+        ("env", "engine"),
+        [
+            ({}, "local"),
+            ({"MODAL_TASK_ID": "ta-1"}, "modal"),
+            ({"MODAL_TASK_ID": "ta-1", "FAKEPLANE_ROOTFS": "/x"}, "fake"),
+        ],
+    )
+    def test_the_stand_in_is_never_taken_for_modal(self, env: dict[str, str], engine: str) -> None:
+        assert engine_name(env) == engine
+
+    def test_absent_tools_are_left_out(self) -> None:
+        assert "no-such-package" not in tool_versions("no-such-package", "pydantic")
