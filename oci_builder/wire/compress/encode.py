@@ -40,7 +40,11 @@ class EncodedLayer:
 
 
 def encode_layer(
-    blocks: Iterable[bytes | memoryview], sink: Callable[[bytes], object], codec: Codec, threads: int = 1
+    blocks: Iterable[bytes | memoryview],
+    sink: Callable[[bytes], object],
+    codec: Codec,
+    threads: int = 1,
+    known: Callable[[int], bytes | None] | None = None,
 ) -> EncodedLayer:
     """Compress each element of ``blocks`` as a member of its own and give the members to ``sink``, in order.
 
@@ -53,6 +57,8 @@ def encode_layer(
         sink: takes the blob's bytes, such as ``Ingest.write``.
         codec: how to compress.
         threads: compressing threads, at least 1.
+        known: asked right after a block was pulled, by its index: its member where one was made before, else None.
+            The caller vouches that it is what ``codec`` makes of the block.
 
     Raises:
         ValueError: a block over ``BLOCK`` bytes (that is an error of the caller, not of an input).
@@ -74,10 +80,12 @@ def encode_layer(
 
     with ThreadPoolExecutor(1, "tar-hash") as hasher, ThreadPoolExecutor(max(1, threads), "compress") as pool:
         try:
-            for block in blocks:
+            for index, block in enumerate(blocks):
                 if len(block) > BLOCK:
                     raise ValueError(f"a block of {len(block)} bytes, the most is {BLOCK}")
-                queue.append((len(block), hasher.submit(tar_hash.update, block), pool.submit(codec.compress, block)))
+                member = known(index) if known is not None else None
+                compressed = pool.submit(codec.compress, block) if member is None else _done(member)
+                queue.append((len(block), hasher.submit(tar_hash.update, block), compressed))
                 while len(queue) > max(1, threads) + 1:
                     drain()
             while queue:
@@ -89,6 +97,12 @@ def encode_layer(
     return EncodedLayer(
         Digest.from_hex(blob_hash.hexdigest()), size, Digest.from_hex(tar_hash.hexdigest()), tar_size, tuple(members)
     )
+
+
+def _done(member: bytes) -> Future[bytes]:
+    future: Future[bytes] = Future()
+    future.set_result(member)
+    return future
 
 
 def compress_bytes(data: bytes, codec: Codec | None = None) -> bytes:
