@@ -62,6 +62,9 @@ class Check:
         timeout: seconds of wall-clock time.
         shm: bytes that /dev/shm must have room for.
         gpus: how many GPUs must have been injected.
+        result: ``exit`` (status and patterns decide), or ``json``: besides, the last line of standard output is an
+            object with ``outcome`` (pass, fail, deferred, skipped) and, unless it is pass, ``reason``.
+        deferrable: a ``deferred`` outcome is kept as such; otherwise it is a failure, as ``skipped`` always is.
     """
 
     name: str
@@ -76,6 +79,8 @@ class Check:
     workdir: str = ""
     shm: int = 0
     gpus: int = 0
+    result: str = "exit"
+    deferrable: bool = False
 
 
 @dataclass(frozen=True)
@@ -134,6 +139,27 @@ def parse_request(text: str | bytes) -> Request:
     request = _build(Request, value, "request")
     _validate(request)
     return request
+
+
+def parse_checks(text: str | bytes) -> tuple[Check, ...]:
+    """The checks of a file: a JSON list of them, or an object whose only key is ``checks``.
+
+    Raises:
+        RequestError: ``request.json``, ``request.field``.
+    """
+    try:
+        value = json.loads(text, object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as error:
+        raise RequestError("request.json", f"the checks are not JSON: {error}") from None
+    if isinstance(value, dict):
+        if set(value) != {"checks"}:
+            raise _bad("checks", "a list, or an object with only the key checks", sorted(value))
+        value = value["checks"]
+    checks = _list_of(Check)(value, "checks")
+    if not checks:
+        raise _bad("checks", "at least one check", [])
+    _validate_checks(checks)
+    return checks
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -294,7 +320,8 @@ def _validate_config(config: Mapping[str, Any]) -> None:
 def _validate_checks(checks: tuple[Check, ...]) -> None:
     names = [c.name for c in checks]
     for check in checks:
-        where = f"request.checks[{check.name!a}]"
+        where = f"checks[{check.name!a}]"
+        _one_of(f"{where}.result", check.result, "exit", "json")
         if not _NAME.match(check.name) or names.count(check.name) > 1:
             raise _bad(where, "a name of its own, of the characters A-Z a-z 0-9 . _ + -", check.name)
         if not check.argv:

@@ -1,17 +1,19 @@
 """The receipt: one JSON object that says what was run, in what, and how it ended.
 
-    {"schema": "chroot-exec-receipt/1", "outcome": "pass" | "fail" | "error", "error": null | {"code", "message"},
+    {"schema": "chroot-exec-receipt/1", "outcome": "pass" | "deferred" | "fail" | "error", "error": null | {"code", "message"},
      "started", "finished": ISO 8601 in UTC, "runner": {"version", "python"}, "host": {...},
      "sandbox": {"isolation", "namespaces", "ids", "root", "enter", "devices", "proc", "sys", "differs", "notes"},
      "gpu": null | {...}, "checks": [{"name", "outcome", "code", "message", "argv", "exit", "signal", "seconds", …}],
      "exec": null | {"argv", "exit", "signal", "seconds", …}}
 
-``fail`` means that a check ran and said no; ``error`` that it could not be run as asked. A check's outcome is never
-``pass`` unless its program ran to its end.
+``fail`` means that a check ran and said no; ``error`` that it could not be run as asked; ``deferred`` that a check which
+may do so put its question off, with its reason as ``message``. A check's outcome is never ``pass`` unless its program
+ran to its end.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import re
@@ -63,19 +65,49 @@ def _os_release() -> str:
 
 def judge(check: Check, answer: dict[str, Any]) -> dict[str, Any]:
     """A check's entry: its outcome from what PID 1 answered."""
-    code, message = _verdict(check, answer)
-    error = code if answer.get("ended") is None or code.startswith("check.start") else ""
-    out: dict[str, Any] = {
-        "name": check.name,
-        "outcome": "pass" if not code else "error" if error else "fail",
-        "code": code,
-        "message": message,
-    }
-    out.update(program_facts(answer))
-    out["expected_exit"] = check.exit
-    for stream in ("stdout", "stderr"):
-        out[stream] = answer.get(stream)
-    return out
+    outcome, code, message, details = _verdict(check, answer)
+    return {
+        "name": check.name, "outcome": outcome, "code": code, "message": message,
+        **program_facts(answer), "expected_exit": check.exit, "details": details,
+        "stdout": answer.get("stdout"), "stderr": answer.get("stderr"),
+    }  # fmt: skip
+
+
+def _verdict(check: Check, answer: dict[str, Any]) -> tuple[str, str, str, dict[str, Any]]:
+    if answer.get("error"):
+        return "error", answer["error"]["code"], answer["error"]["message"], {}
+    ended = answer["ended"]
+    if ended["start_error"]:
+        reason = os.strerror(ended["start_error"])
+        return "error", "check.start", f"{check.argv[0]!r} cannot be started: {reason}", {}
+    code, message = _ending(check, ended)
+    if not code:
+        try:
+            with _time_limit(_PATTERN_SECONDS):
+                code, message = _match(check, answer)
+        except TimeoutError:
+            code, message = "check.pattern", f"a pattern took longer than {_PATTERN_SECONDS:g} seconds to match"
+    if check.result == "json":
+        return _by_result(check, code, message, answer["stdout"]["text"])
+    return ("fail" if code else "pass"), code, message, {}
+
+
+def _by_result(check: Check, code: str, message: str, text: str) -> tuple[str, str, str, dict[str, Any]]:
+    """The check's own word, as far as it does not contradict how it ended."""
+    lines = text.rstrip().splitlines() or [""]
+    try:
+        value = json.loads(lines[-1])
+    except (ValueError, RecursionError):
+        value = None
+    own = value.get("outcome") if isinstance(value, dict) else None
+    if own not in ("pass", "fail", "deferred", "skipped") or (own != "pass" and not value.get("reason")):
+        return "fail", code or "check.result", message or "the last line of standard output is no result", {}
+    reason = str(value.get("reason", ""))
+    if code:
+        return "fail", code, f"{message}; {reason}" if reason else message, value
+    if own == "deferred" and check.deferrable:
+        return "deferred", "check.deferred", reason, value
+    return ("pass", "", "", value) if own == "pass" else ("fail", f"check.{own}", reason, value)
 
 
 def program_facts(answer: dict[str, Any]) -> dict[str, Any]:
@@ -99,23 +131,14 @@ def _signal_name(number: int) -> str:
         return f"SIG{number}"
 
 
-def _verdict(check: Check, answer: dict[str, Any]) -> tuple[str, str]:
-    if answer.get("error"):
-        return answer["error"]["code"], answer["error"]["message"]
-    ended = answer["ended"]
-    if ended["start_error"]:
-        return "check.start", f"{check.argv[0]!r} cannot be started: {os.strerror(ended['start_error'])}"
+def _ending(check: Check, ended: dict[str, Any]) -> tuple[str, str]:
     if ended["timed_out"]:
         return "check.timeout", f"not done after {check.timeout:g} seconds; all its processes were killed"
-    if ended["status"] != check.exit:
-        if ended["signal"]:
-            return "check.signal", f"ended by {_signal_name(ended['signal'])}"
-        return "check.exit", f"exit status {ended['status']}, expected {check.exit}"
-    try:
-        with _time_limit(_PATTERN_SECONDS):
-            return _match(check, answer)
-    except TimeoutError:
-        return "check.pattern", f"a pattern took longer than {_PATTERN_SECONDS:g} seconds to match; simplify it"
+    if ended["status"] == check.exit:
+        return "", ""
+    if ended["signal"]:
+        return "check.signal", f"ended by {_signal_name(ended['signal'])}"
+    return "check.exit", f"exit status {ended['status']}, expected {check.exit}"
 
 
 def _match(check: Check, answer: dict[str, Any]) -> tuple[str, str]:
@@ -148,6 +171,6 @@ def _time_limit(seconds: float) -> Iterator[None]:
 
 
 def overall(checks: list[dict[str, Any]]) -> str:
-    """``error`` before ``fail`` before ``pass``."""
+    """``error`` before ``fail`` before ``deferred`` before ``pass``."""
     outcomes = {c["outcome"] for c in checks}
-    return next((o for o in ("error", "fail") if o in outcomes), "pass")
+    return next((o for o in ("error", "fail", "deferred") if o in outcomes), "pass")

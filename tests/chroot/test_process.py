@@ -64,6 +64,26 @@ class Properties:
             with self.subTest(more):
                 self.assertEqual(self.shell("echo one; echo two", check=more)["code"], code)
 
+    def test_a_check_s_own_result(self) -> None:
+        """A skipped or deferred check never counts as a pass."""
+        for text, deferrable, outcome, code in (
+            ('{"outcome": "pass"}', False, "pass", ""),
+            ('{"outcome": "fail", "reason": "r"}', False, "fail", "check.fail"),
+            ('{"outcome": "deferred", "reason": "no driver"}', True, "deferred", "check.deferred"),
+            ('{"outcome": "deferred", "reason": "no driver"}', False, "fail", "check.deferred"),
+            ('{"outcome": "deferred"}', True, "fail", "check.result"),
+            ('{"outcome": "skipped", "reason": "r"}', True, "fail", "check.skipped"),
+            ("all fine", True, "fail", "check.result"),
+        ):
+            with self.subTest(text, deferrable=deferrable):
+                more = {"result": "json", "deferrable": deferrable}
+                check = self.shell(f"echo first; echo '{text}'", check=more)
+                self.assertEqual((check["outcome"], check["code"]), (outcome, code))
+
+    def test_a_result_does_not_hide_an_exit_status(self) -> None:
+        check = self.shell('echo \'{"outcome": "pass"}\'; exit 3', check={"result": "json"})
+        self.assertEqual((check["outcome"], check["code"]), ("fail", "check.exit"))
+
     def test_a_pattern_that_never_ends(self) -> None:
         check = self.shell("echo aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaab", check={"stdout": ["^(a+)+$"]})
         self.assertEqual(check["code"], "check.pattern")
