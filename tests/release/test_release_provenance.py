@@ -98,7 +98,7 @@ class TestHost:
         (tmp_path / "etc/os-release").write_text('NAME="Ubuntu"\nID=ubuntu\nVERSION_ID="22.04"\nID_LIKE=debian\n')
         (tmp_path / "proc/driver/nvidia").mkdir(parents=True)
         (tmp_path / "proc/driver/nvidia/version").write_text(
-            "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (x)\nGCC version: 13.2\n"
+            "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release\nGCC version: 13.2\n"
         )
         host = this_host(tmp_path)
         assert (host.os, host.driver, host.gpus) == ("ubuntu 22.04", "580.95.05", ())

@@ -1,0 +1,107 @@
+"""``oci-builder report``: a release folder as one HTML page, and as the JSON that the page shows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from oci_builder.model.errors import SpecError, show
+from oci_builder.model.gates import Gate, TrustPolicy
+from oci_builder.release.files import replace_file
+from oci_builder.release.folder import ReleaseFolder
+from oci_builder.release.page import render
+from oci_builder.release.receipts import judge
+
+
+def report_data(
+    folder: Path, gates: tuple[Gate, ...], policy: TrustPolicy, now: datetime, spec: str | None = None
+) -> dict[str, Any]:
+    """Everything that the page shows, as JSON: recomputed from the folder's files, nothing taken on trust.
+
+    Raises:
+        SpecError: ``release.folder``; FormatError, TransportError: unreadable files.
+    """
+    if not folder.is_dir():
+        raise SpecError("release.folder", f"{show(str(folder))} is no release folder", where=str(folder))
+    release = ReleaseFolder(folder)
+    container = release.document("container.json")
+    layers = [_layer(v) for v in _list(container, "layers")]
+    return {
+        "release": release.release,
+        "qualification": release.evaluate(gates, policy, now, spec).to_json(),
+        "layers": layers,
+        "tiers": _tiers(layers),
+        "packages": _inventories(release),
+        "receipts": [_receipt(n, d, policy, now, release.subjects()) for n, d in release.envelopes().items()],
+    }
+
+
+def write_report(data: Mapping[str, Any], path: Path) -> None:
+    """Write the page. Replaces an older one.
+
+    Raises:
+        TransportError: ``io.*``.
+    """
+    replace_file(path, render(data))
+
+
+def _list(document: Any, key: str) -> list[Mapping[str, Any]]:
+    found = document.get(key) if isinstance(document, dict) else None
+    return [v for v in found if isinstance(v, dict)] if isinstance(found, list) else []
+
+
+def _layer(value: Mapping[str, Any]) -> dict[str, Any]:
+    name = str(value.get("name") or "")
+    return {
+        "name": name or "base image", "kind": _kind(name), "digest": str(value.get("digest") or ""),
+        "size": int(value.get("size") or 0), "tar_size": int(value.get("tar_size") or value.get("size") or 0),
+    }  # fmt: skip
+
+
+def _kind(name: str) -> str:
+    """From a layer's name: ``base+vllm`` is shared, ``vllm`` is one tier's, none is the base image's."""
+    if not name:
+        return "base"
+    if name == "runtime":
+        return "runtime"
+    return "shared" if "+" in name else "own"
+
+
+def _tiers(layers: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    ours = [v for v in layers if v["kind"] in ("own", "shared")]
+    names = sorted({part for v in ours for part in v["name"].split("+")})
+    sums = {n: Counter({"own": 0, "shared": 0}) for n in names}
+    for layer in ours:
+        for name in layer["name"].split("+"):
+            sums[name][layer["kind"]] += layer["tar_size"]
+    return [{"name": n, "own": sums[n]["own"], "shared": sums[n]["shared"]} for n in names]
+
+
+def _inventories(release: ReleaseFolder) -> dict[str, list[dict[str, str]]]:
+    out: dict[str, list[dict[str, str]]] = {}
+    for path in sorted(release.root.glob("inventory*.json")):
+        document = release.document(path.name)
+        tier = str(document.get("tier") or path.stem) if isinstance(document, dict) else path.stem
+        out[tier] = [
+            {"name": str(p.get("name", "")), "version": str(p.get("version", "")),
+             "licence": str(p.get("licence") or p.get("license") or ""), "source": str(p.get("source") or "")}
+            for p in _list(document, "packages")
+        ]  # fmt: skip
+    return out
+
+
+def _receipt(name: str, data: bytes, policy: TrustPolicy, now: datetime, subjects: Mapping[str, str]) -> dict[str, Any]:
+    verdict = judge(data, policy, now=now, subjects=subjects, where=name)
+    said = verdict.statement.predicate if verdict.statement else None
+    gpus = Counter(f"{g.name} ({g.capability})" for g in said.host.gpus) if said else Counter()
+    return {
+        "name": name, "answer": verdict.answer.value, "reasons": list(verdict.reasons),
+        "stage": said.stage if said else "unreadable", "engine": said.engine if said else "",
+        "os": said.host.os if said else "", "driver": said.host.driver if said else "",
+        "gpus": ", ".join(f"{n} × {g}" for g, n in sorted(gpus.items())),
+        "started": said.started if said else "", "finished": said.finished if said else "",
+        "outcomes": dict(Counter(c.outcome for c in said.checks)) if said else {},
+    }  # fmt: skip
