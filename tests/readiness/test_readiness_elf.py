@@ -78,7 +78,7 @@ def test_a_short_cubin_head_is_no_crash() -> None:
 
 def test_an_archive_with_a_lying_member_size_ends() -> None:
     header = b"x/".ljust(16) + b"0".ljust(12) + b"0".ljust(12) + b"644".ljust(8) + b"9999999999" + b"`\n"
-    found = facts(b"x.a", b"!<arch>\n" + header + b"\x7fELF")
+    found = facts(b"x.a", b"!<arch>\n" + header + b"\x7fELF" + fatbin(entry("sass", 80)))
     assert found is not None and found.gpu is not None and found.gpu.bad
 
 

@@ -13,6 +13,7 @@ import stat
 import tempfile
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
@@ -25,7 +26,8 @@ from oci_builder.payload.readiness.tree import Delta, Node
 from oci_builder.wire.source import FileRange
 from oci_builder.wire.tar import Kind, TarEntry, TarReader
 
-IN_MEMORY = 32 << 20
+IN_MEMORY = 8 << 20
+_BATCH = 256
 _HEAD = 8
 _KINDS = {Kind.FILE: "file", Kind.DIR: "dir", Kind.SYMLINK: "link"}
 
@@ -139,11 +141,13 @@ def folder_delta(root: Path, *, threads: int = 1, emit: Emit = silent) -> Delta:
     delta = Delta()
     base = os.fsencode(root)
     emit(Event("start", f"read {root}", unit="B"))
-    entries = list(_walk(base))
+    entries = _walk(base)
     with ThreadPoolExecutor(max_workers=max(1, threads)) as pool:
-        for path, node in pool.map(lambda e: _folder_node(base, *e), entries):
-            delta.nodes[path] = node
-            emit(Event("advance", f"read {root}", amount=node.size))
+        # In batches, because a pool's map makes a task of every entry at once.
+        while batch := list(islice(entries, _BATCH)):
+            for path, node in pool.map(lambda e: _folder_node(base, *e), batch):
+                delta.nodes[path] = node
+            emit(Event("advance", f"read {root}", amount=sum(info.st_size for _, info in batch)))
     emit(Event("done", f"read {root}"))
     return delta
 

@@ -140,6 +140,8 @@ def _read_ptx(_path: bytes, source: Source) -> FileFacts:
 
 def _read_archive(_path: bytes, source: Source) -> FileFacts:
     """A static library: the fat binaries of its members, which are found by their magic."""
+    if not _any_fatbin(source):
+        return FileFacts()
     modules: Counter[Entries] = Counter()
     relocatable: Counter[Entries] = Counter()
     for at, size in _members(source):
@@ -156,6 +158,11 @@ def _read_archive(_path: bytes, source: Source) -> FileFacts:
     if not modules and not relocatable:
         return FileFacts()
     return FileFacts(gpu=GpuCode(_frozen(modules), _frozen(relocatable)))
+
+
+def _any_fatbin(source: Source) -> bool:
+    # Most static libraries hold thousands of object files and no GPU code: one search settles it.
+    return any(FATBIN in source.pread((1 << 20) + len(FATBIN), at) for at in range(0, source.size, 1 << 20))
 
 
 def _members(source: Source) -> Iterator[tuple[int, int]]:

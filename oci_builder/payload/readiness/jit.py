@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase
 
 from oci_builder.model.errors import show
@@ -22,10 +22,10 @@ def judge_jit(tree: Tree, packages: Packages, rules: Rules, *, complete: bool) -
 
     Where the tree has no system of its own (``complete`` false), the host may bring a tool: a warning that says so.
     """
-    have = {tool.name: _where(tree, tool) for tool in rules.tool}
+    have = _present(tree, rules.tool)
     for rule in rules.jit:
         for package in packages.named(rule.package):
-            missing = [n for n in rule.needs if not have.get(n)]
+            missing = [n for n in rule.needs if n not in have]
             if missing:
                 listed = ", ".join(missing)
                 host = "" if complete else " here; the host must provide them"
@@ -35,16 +35,21 @@ def judge_jit(tree: Tree, packages: Packages, rules: Rules, *, complete: bool) -
     yield from _empty_values(tree)
 
 
-def _where(tree: Tree, tool: Tool) -> list[str]:
-    found = []
-    last = {p.rpartition("/")[2] for p in tool.paths}
+def _present(tree: Tree, tools: Iterable[Tool]) -> set[str]:
+    """Names of the tools that the tree has; a dangling link is none."""
+    globs = [(tool.name, pattern, pattern.rpartition("/")[2]) for tool in tools for pattern in tool.paths]
+    exact = {last for _, _, last in globs if "*" not in last and "[" not in last}
+    loose = tuple({last.split("*")[0].split("[")[0] for _, _, last in globs} - exact)
+    found: set[str] = set()
     for path, node in tree.nodes.items():
         name = path.rpartition(b"/")[2].decode("utf-8", "replace")
-        # Most paths fail the cheap test on the last component.
-        if node.kind in ("file", "link") and any(name == n or ("*" in n and fnmatchcase(name, n)) for n in last):
-            text = path.decode("utf-8", "replace")
-            if any(fnmatchcase(text, p) or fnmatchcase("/" + text, p) for p in tool.paths) and tree.resolve(path):
-                found.append(text)
+        # Nearly every path of a tree fails this test on its last component.
+        if node.kind == "dir" or not (name in exact or name.startswith(loose)):
+            continue
+        text = "/" + path.decode("utf-8", "replace")
+        fitting = {tool for tool, pattern, _ in globs if fnmatchcase(text, pattern)} - found
+        if fitting and tree.resolve(path):
+            found |= fitting
     return found
 
 

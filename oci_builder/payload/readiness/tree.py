@@ -72,13 +72,11 @@ class Tree:
         self.nodes = nodes
         self.env = dict(env or {})
         self._folders: dict[bytes, bytes | None] = {b"": b""}
+        self._facts = [(p, n, n.facts) for p, n in sorted(nodes.items()) if n.facts is not None]
 
     def files(self) -> Iterator[tuple[bytes, Node, FileFacts]]:
         """Every file that has facts, by path."""
-        for path in sorted(self.nodes):
-            node = self.nodes[path]
-            if node.facts is not None:
-                yield path, node, node.facts
+        return iter(self._facts)
 
     def find(self, folder: bytes, name: bytes) -> bytes | None:
         """The real path of ``name`` in ``folder``, symbolic links followed; None when there is none."""
