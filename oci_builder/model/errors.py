@@ -34,7 +34,8 @@ class OciBuilderError(Exception):
         super().__init__(code, message)
         self.code = code
         self.message = message
-        self.fields = fields
+        # A place may be an object that renders itself only when it is needed (wire.tar.names.Place).
+        self.fields = {key: str(value) if key == "where" else value for key, value in fields.items()}
 
     def __str__(self) -> str:
         return f"[{self.code}] {self.message}"

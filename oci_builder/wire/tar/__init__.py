@@ -1,0 +1,23 @@
+"""The tar codec: a strict reader and a deterministic writer. Names are bytes throughout."""
+
+from oci_builder.wire.tar.entry import Kind, TarEntry, kept_xattr
+from oci_builder.wire.tar.header import BLOCK, END_OF_ARCHIVE
+from oci_builder.wire.tar.ledger import NameLedger
+from oci_builder.wire.tar.names import Warn, clean_name, ignore
+from oci_builder.wire.tar.reader import TarReader
+from oci_builder.wire.tar.writer import encode_header, padding
+
+__all__ = [
+    "BLOCK",
+    "END_OF_ARCHIVE",
+    "Kind",
+    "NameLedger",
+    "TarEntry",
+    "TarReader",
+    "Warn",
+    "clean_name",
+    "encode_header",
+    "ignore",
+    "kept_xattr",
+    "padding",
+]

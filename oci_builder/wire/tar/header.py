@@ -1,0 +1,130 @@
+"""One 512-byte header block: its fields, checksum and numbers.
+
+Sources: POSIX pax "ustar Interchange Format"; GNU tar manual, "Basic Tar Format"; Go's archive/tar as the arbiter where
+writers differ.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from oci_builder.model.errors import FormatError, PolicyError
+from oci_builder.wire.tar.names import Where
+
+BLOCK = 512
+ZERO_BLOCK = bytes(BLOCK)
+END_OF_ARCHIVE = bytes(2 * BLOCK)
+
+_SPACES = b"        "
+
+
+@dataclass(slots=True)
+class RawHeader:
+    """Fields of a header block, before extended headers change them."""
+
+    name: bytes
+    mode: int
+    uid: int
+    gid: int
+    size: int
+    mtime: int
+    type: bytes
+    link: bytes
+    uname: bytes
+    gname: bytes
+    major: int
+    minor: int
+    block: bytes
+    magic: str  # "ustar", "gnu" or "v7"
+
+
+def parse_header(block: bytes, where: Where) -> RawHeader:
+    """Parse a header block that is not all zeros.
+
+    Raises:
+        FormatError: ``tar.checksum``, ``tar.size``, ``tar.number``, ``entry.mtime``.
+        PolicyError: ``entry.owner``, ``entry.device``, ``entry.mode``.
+    """
+    _check(block, where)
+    magic = _magic(block)
+    name = _text(block, 0, 100)
+    if magic == "ustar":
+        # star keeps times at the end of the prefix area and says so.
+        prefix = _text(block, 345, 131 if block[508:512] == b"tar\0" else 155)
+        if prefix:
+            name = prefix + b"/" + name
+    kind = block[156:157]
+    devices = magic != "v7" and kind in b"34"
+    return RawHeader(
+        name=name,
+        mode=_number(block, 100, 8, "entry.mode", where),
+        uid=_number(block, 108, 8, "entry.owner", where),
+        gid=_number(block, 116, 8, "entry.owner", where),
+        size=_number(block, 124, 12, "tar.size", where),
+        mtime=_number(block, 136, 12, "entry.mtime", where),
+        type=kind,
+        link=_text(block, 157, 100),
+        uname=b"" if magic == "v7" else _text(block, 265, 32),
+        gname=b"" if magic == "v7" else _text(block, 297, 32),
+        major=_number(block, 329, 8, "entry.device", where) if devices else 0,
+        minor=_number(block, 337, 8, "entry.device", where) if devices else 0,
+        block=block,
+        magic=magic,
+    )
+
+
+def parse_number(field: bytes) -> int | None:
+    """An octal or base-256 number; ``None`` when the field is neither."""
+    if field[0] & 0x80:
+        if field[0] == 0xFF:
+            return int.from_bytes(field, "big", signed=True)
+        return int.from_bytes(bytes([field[0] & 0x7F]) + field[1:], "big") if field[0] == 0x80 else None
+    digits = field.partition(b"\0")[0].strip(b" ")
+    if not digits:
+        # Some writers pad with leading NULs; the digits must then stand alone.
+        digits = field.strip(b" \0")
+    if not digits:
+        return 0
+    return int(digits, 8) if digits.isdigit() and b"8" not in digits and b"9" not in digits else None
+
+
+def _number(block: bytes, start: int, length: int, code: str, where: Where) -> int:
+    field = block[start : start + length]
+    value = parse_number(field)
+    if value is None:
+        kind = PolicyError if code in ("entry.owner", "entry.device", "entry.mode") else FormatError
+        raise kind(
+            code, f"{where}: not a number in the header at byte {start}: {field!r}", where=where, actual=repr(field)
+        )
+    return value
+
+
+def _text(block: bytes, start: int, length: int) -> bytes:
+    return block[start : start + length].partition(b"\0")[0]
+
+
+def _magic(block: bytes) -> str:
+    magic = block[257:265]
+    if magic[:6] == b"ustar\0":
+        return "ustar"
+    return "gnu" if magic == b"ustar  \0" else "v7"
+
+
+def _check(block: bytes, where: Where) -> None:
+    stored = parse_number(block[148:156])
+    actual = sum(block) - sum(block[148:156]) + 256
+    if stored == actual:
+        return
+    # Old Sun and some embedded writers summed signed bytes.
+    signed = actual - 256 * sum(1 for byte in block[:148] + block[156:] if byte > 127)
+    if stored is None or stored != signed:
+        raise FormatError(
+            "tar.checksum", f"{where}: the header's checksum is wrong: the archive is damaged here, or this is no tar",
+            where=where, expected=actual, actual=stored,
+        )  # fmt: skip
+
+
+def checksum(block: bytearray) -> None:
+    """Fill in the checksum field of a header that is otherwise complete."""
+    block[148:156] = _SPACES
+    block[148:156] = b"%06o\0 " % sum(block)

@@ -1,0 +1,138 @@
+"""PAX extended headers: records, and what they may change. Source: POSIX pax, "pax Extended Header"."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from oci_builder.model.errors import FormatError, PolicyError, show
+from oci_builder.wire.tar.names import Warn, Where
+
+XATTR = b"SCHILY.xattr."
+_SECONDS = re.compile(rb"(-?)(\d{1,20})(?:\.(\d*))?\Z")
+_INTEGER = re.compile(rb"\d{1,20}\Z")
+_LENGTH = re.compile(rb"[1-9]\d{0,9} ")
+
+# Records that change what an entry is. In a global header they would change every later entry, and readers disagree
+# about that (Go ignores them, GNU tar obeys): refused there.
+_MEANINGFUL = frozenset(
+    {b"path", b"linkpath", b"size", b"uid", b"gid", b"uname", b"gname", b"mtime", b"hdrcharset", b"mode"}
+)
+_REPEATED = frozenset({b"GNU.sparse.offset", b"GNU.sparse.numbytes"})
+
+
+@dataclass(slots=True)
+class Records:
+    """The records before one entry.
+
+    Attributes:
+        values: key to value, the last one wins, as everywhere.
+        sparse_pairs: the repeated offset and numbytes records of sparse format 0.0, in order.
+    """
+
+    values: dict[bytes, bytes] = field(default_factory=dict)
+    sparse_pairs: list[tuple[bytes, bytes]] = field(default_factory=list)
+
+
+def parse_records(data: bytes, where: Where, warn: Warn) -> Records:
+    """Parse the body of an ``x`` or ``g`` header.
+
+    Raises:
+        FormatError: ``tar.pax`` for every malformed record.
+    """
+    out = Records()
+    at = 0
+    while at < len(data):
+        match = _LENGTH.match(data, at, at + 11)
+        end = at + int(match.group()) if match else 0
+        if match is None or end > len(data) or end <= match.end() or data[end - 1] != 0x0A:
+            raise _bad(where, f"a malformed record at byte {at}: {data[at : at + 40]!r}")
+        key, equals, value = data[match.end() : end - 1].partition(b"=")
+        if not equals or not key or 0 in key:
+            raise _bad(where, f"a record without a key at byte {at}: {data[at : at + 40]!r}")
+        if 0 in value and key in (b"path", b"linkpath", b"uname", b"gname"):
+            raise PolicyError("path.nul", f"{where}: a NUL byte in the PAX record {show(key)}", where=where)
+        if key in _REPEATED:
+            out.sparse_pairs.append((key, value))
+        else:
+            if key in out.values:
+                warn("tar.pax", f"{where}: the PAX key {show(key[:80])} stands twice; the last one counts")
+            out.values[key] = value
+        at = end
+    return out
+
+
+def check_global(records: Records, where: Where) -> None:
+    """Refuse a global header that changes entries; comments and vendor records pass.
+
+    Raises:
+        FormatError: ``tar.global``.
+    """
+    for key in list(records.values) + [key for key, _ in records.sparse_pairs]:
+        if key in _MEANINGFUL or key.startswith((XATTR, b"GNU.sparse", b"LIBARCHIVE.xattr")):
+            raise FormatError("tar.global", f"{where}: a global header sets {show(key)} for all entries", where=where)
+
+
+def integer(value: bytes, code: str, where: Where) -> int:
+    """A non-negative decimal.
+
+    Raises:
+        FormatError: ``code`` (``tar.size``, ``tar.pax``).
+        PolicyError: ``entry.owner``.
+    """
+    if not _INTEGER.match(value):
+        kind = PolicyError if code == "entry.owner" else FormatError
+        raise kind(code, f"{where}: {value[:40]!r} is not a non-negative number", where=where, actual=repr(value[:40]))
+    return int(value)
+
+
+def seconds_ns(value: bytes, where: Where) -> int:
+    """A decimal time as nanoseconds; digits beyond nanoseconds are cut off, as in Go.
+
+    Raises:
+        FormatError: ``entry.mtime``.
+    """
+    match = _SECONDS.match(value)
+    if match is None:
+        raise FormatError("entry.mtime", f"{where}: the time {value[:40]!r} is not a decimal", where=where)
+    sign, whole, fraction = match.groups()
+    nanoseconds = int(whole) * 1_000_000_000 + int((fraction or b"")[:9].ljust(9, b"0"))
+    return -nanoseconds if sign else nanoseconds
+
+
+def xattrs(values: dict[bytes, bytes], limit: int, where: Where) -> dict[bytes, bytes]:
+    """The extended attributes among the records.
+
+    Raises:
+        FormatError: ``entry.xattr`` for an empty name.
+        PolicyError: ``limit.xattr``.
+    """
+    out = {}
+    for key, value in values.items():
+        if key.startswith(XATTR):
+            name = key[len(XATTR) :]
+            if not name or len(name) > 255:
+                raise FormatError("entry.xattr", f"{where}: an extended attribute named {show(name[:80])}", where=where)
+            if len(value) > limit:
+                raise PolicyError(
+                    "limit.xattr", f"{where}: {len(value)} bytes in {show(name)}, the limit is {limit}", where=where
+                )
+            out[name] = value
+    return out
+
+
+def record(key: bytes, value: bytes) -> bytes:
+    """One record, with its own length in front.
+
+    >>> record(b"path", b"x")
+    b'10 path=x\\n'
+    """
+    body = b" " + key + b"=" + value + b"\n"
+    length = len(body) + len(str(len(body)))
+    if len(str(length)) + len(body) != length:
+        length += 1
+    return str(length).encode() + body
+
+
+def _bad(where: Where, what: str) -> FormatError:
+    return FormatError("tar.pax", f"{where}: {what}", where=where, actual=what)

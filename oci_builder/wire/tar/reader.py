@@ -1,0 +1,327 @@
+"""The strict tar reader: one pass over a stream, one answer, every byte accounted for.
+
+Python's ``tarfile`` stops silently at a bad checksum, accepts negative sizes and disagrees with GNU tar on links that
+carry data. This reader refuses what readers disagree about, and follows Go's archive/tar where writers differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from oci_builder.model.errors import FormatError, PolicyError
+from oci_builder.model.limits import DEFAULT_LIMITS, Limits
+from oci_builder.wire.source import ChunkReader
+from oci_builder.wire.tar import pax
+from oci_builder.wire.tar.entry import Kind, TarEntry
+from oci_builder.wire.tar.header import BLOCK, ZERO_BLOCK, RawHeader, parse_header
+from oci_builder.wire.tar.names import Place, Warn, Where, check_link, clean_name, ignore
+from oci_builder.wire.tar.sparse import SparseMap, old_gnu_map, pax_map, sparse_error
+
+_KINDS = {
+    b"0": Kind.FILE,
+    b"\0": Kind.FILE,
+    b"S": Kind.FILE,
+    b"1": Kind.HARDLINK,
+    b"2": Kind.SYMLINK,
+    b"3": Kind.CHAR,
+    b"4": Kind.BLOCK,
+    b"5": Kind.DIR,
+    b"6": Kind.FIFO,
+}
+_TYPE_BITS = {
+    Kind.FILE: 0o100000,
+    Kind.HARDLINK: 0o100000,
+    Kind.SYMLINK: 0o120000,
+    Kind.CHAR: 0o020000,
+    Kind.BLOCK: 0o060000,
+    Kind.DIR: 0o040000,
+    Kind.FIFO: 0o010000,
+}
+_MAX_ID = 2**32 - 2  # 2**32 - 1 is chown's "leave as it is"
+_MAX_SECONDS = 2**33
+_SECOND = 1_000_000_000
+
+
+class TarReader:
+    """Iterate over the entries of a tar; ``data`` gives the current entry's content.
+
+    Iteration ends when the end marker was seen and the rest of the stream was read and found to be zeros. Content that
+    is not read is passed over.
+
+    Args:
+        chunks: the tar's bytes.
+        where: name of the archive or layer, for messages.
+        strict: hold the tar to our own writer's rules.
+        warn: called for what is legal and merely unusual.
+
+    Raises:
+        FormatError: ``tar.checksum``, ``tar.truncated``, ``tar.trailing``, ``tar.size``, ``tar.pax``, ``tar.global``,
+            ``tar.longname``, ``tar.ambiguous``, ``tar.link_data``, ``entry.sparse``, ``entry.mtime``, ``path.empty``.
+        PolicyError: ``entry.type``, ``entry.root``, ``entry.owner``, ``entry.device``, ``entry.mode``, ``path.*``,
+            ``limit.*``.
+    """
+
+    def __init__(
+        self,
+        chunks: Iterable[bytes | memoryview],
+        *,
+        limits: Limits = DEFAULT_LIMITS,
+        where: str = "tar",
+        strict: bool = False,
+        warn: Warn = ignore,
+    ) -> None:
+        self._in = ChunkReader(chunks)
+        self._limits = limits
+        self._where = where
+        self._strict = strict
+        self._warn = warn
+        self._left = 0  # bytes of the current entry's data area, padding included, not yet read
+        self._stored = 0  # of those, content
+        self._sparse: SparseMap | None = None
+        self.entries = 0
+
+    @property
+    def tar_size(self) -> int:
+        """Bytes of the tar read so far; its size once iteration has ended."""
+        return self._in.offset
+
+    def __iter__(self) -> Iterator[TarEntry]:
+        while True:
+            self._skip_data()
+            start = self._in.offset
+            raw, records, names = self._headers()
+            if raw is None:
+                self._end(records, names)
+                return
+            self.entries += 1
+            if self.entries > self._limits.entries:
+                raise PolicyError(
+                    "limit.entries", f"{self._where}: more than {self._limits.entries} entries", where=self._where
+                )
+            yield self._entry(raw, records, names, start)
+
+    def data(self) -> Iterator[memoryview]:
+        """The current entry's content. Call it once for an entry."""
+        stored = self._data_area()
+        return self._sparse.expand(stored) if self._sparse else stored
+
+    # -- headers ---------------------------------------------------------------------------------------------------
+
+    def _headers(self) -> tuple[RawHeader | None, pax.Records | None, dict[bytes, bytes]]:
+        """The next real header, with the extended headers that belong to it; ``None`` at the end marker."""
+        records: pax.Records | None = None
+        names: dict[bytes, bytes] = {}
+        for _ in range(self._limits.pax_headers + 1):
+            where = Place(self._where, self._in.offset)
+            block = self._in.read_exact(BLOCK)
+            if len(block) < BLOCK:
+                raise self._truncated(where, "within a header" if block else "without an end marker")
+            if block == ZERO_BLOCK:
+                return None, records, names
+            raw = parse_header(block, where)
+            if raw.type == b"x":
+                # A second header for one entry replaces the first in some readers and adds to it in others.
+                if records is not None:
+                    raise FormatError("tar.pax", f"{where}: two PAX headers for one entry", where=where)
+                records = pax.parse_records(self._record_body(raw, where), where, self._warn)
+            elif raw.type == b"g":
+                pax.check_global(pax.parse_records(self._record_body(raw, where), where, self._warn), where)
+                if self._strict:
+                    raise FormatError("tar.global", f"{where}: a global header", where=where)
+            elif raw.type in (b"L", b"K"):
+                self._long_name(raw, names, where)
+            else:
+                return raw, records, names
+        raise PolicyError(
+            "limit.pax_headers", f"{where}: more than {self._limits.pax_headers} extended headers before one entry",
+            where=where,
+        )  # fmt: skip
+
+    def _long_name(self, raw: RawHeader, names: dict[bytes, bytes], where: Where) -> None:
+        body = self._record_body(raw, where)
+        value = body[:-1] if body.endswith(b"\0") else body
+        if 0 in value:
+            raise PolicyError("path.nul", f"{where}: a NUL byte in a GNU long name", where=where)
+        if not value:
+            raise FormatError("tar.longname", f"{where}: an empty GNU long name", where=where)
+        if names.setdefault(raw.type, value) != value:
+            raise FormatError("tar.ambiguous", f"{where}: two GNU long names for one entry", where=where)
+
+    def _record_body(self, raw: RawHeader, where: Where) -> bytes:
+        self._check_size(raw.size, where)
+        if raw.size > self._limits.record:
+            raise PolicyError(
+                "limit.record", f"{where}: an extended header of {raw.size} bytes, the limit is {self._limits.record}",
+                where=where,
+            )  # fmt: skip
+        body = self._in.read_exact(raw.size)
+        pad = -raw.size % BLOCK
+        if len(body) < raw.size or self._in.skip(pad) < pad:
+            raise self._truncated(where, "within an extended header")
+        return body
+
+    def _end(self, records: pax.Records | None, names: dict[bytes, bytes]) -> None:
+        """Check what follows the first zero block."""
+        where = Place(self._where, self._in.offset)
+        if records is not None or names:
+            raise FormatError("tar.pax", f"{where}: an extended header without an entry", where=where)
+        second = self._in.read_exact(BLOCK)
+        if len(second) < BLOCK and not any(second):
+            raise self._truncated(where, "within the end marker")
+        if second != ZERO_BLOCK:
+            raise self._trailing(where, "one zero block and then more")
+        extra = 0
+        for part in self._in.rest():
+            extra += len(part)
+            if part.tobytes().count(0) != len(part):
+                raise self._trailing(where, "bytes after the end marker")
+        if extra and self._strict:
+            raise self._trailing(where, f"{extra} zero bytes after the end marker")
+
+    # -- one entry -------------------------------------------------------------------------------------------------
+
+    def _entry(self, raw: RawHeader, records: pax.Records | None, names: dict[bytes, bytes], start: int) -> TarEntry:
+        values = records.values if records else {}
+        name = self._name(raw, values, names, start)
+        where = Place(self._where, name)
+        kind = _KINDS.get(raw.type)
+        if kind is None:
+            raise PolicyError("entry.type", f"{where}: entry type {raw.type!r}", where=where, actual=repr(raw.type))
+        if kind is Kind.FILE and name.endswith(b"/"):
+            # Before type 5 existed this was how folders were written; Go and GNU tar read it so.
+            kind = Kind.DIR
+        size = pax.integer(values[b"size"], "tar.size", where) if b"size" in values else raw.size
+        self._check_size(size, where)
+        if size and kind is not Kind.FILE:
+            raise FormatError(
+                "tar.link_data", f"{where}: a {kind} with {size} bytes of data; readers disagree about those",
+                where=where, actual=size,
+            )  # fmt: skip
+        clean = clean_name(name, self._limits, self._where, strict=self._strict)
+        if not clean and kind is not Kind.DIR:
+            raise PolicyError("entry.root", f"{where}: a {kind} in place of the root folder", where=where)
+        if name[:1] == b"/":
+            self._warn("path.absolute", f"{where}: an absolute name; the leading / is dropped")
+        size = self._open_data(raw, records, size, where)
+        return self._finish(raw, values, names, clean, kind, size, name, start, where)
+
+    def _name(self, raw: RawHeader, values: dict[bytes, bytes], names: dict[bytes, bytes], start: int) -> bytes:
+        long_name = names.get(b"L")
+        path = values.get(b"GNU.sparse.name") or values.get(b"path")
+        if long_name is not None and path and path != long_name:
+            where = Place(self._where, start)
+            raise FormatError("tar.ambiguous", f"{where}: PAX and GNU give different names for one entry", where=where)
+        return path or long_name or raw.name
+
+    def _open_data(self, raw: RawHeader, records: pax.Records | None, stored: int, where: Where) -> int:
+        """Set up the data area; returns the size of the content."""
+        self._sparse = None
+        if raw.type == b"S":
+            raw.size = stored
+            self._sparse = old_gnu_map(raw, self._in, self._limits.record, where)
+        elif records is not None and raw.type in (b"0", b"\0"):
+            self._sparse = pax_map(records, stored, self._in, self._limits.record, where)
+        used = self._sparse.used if self._sparse else 0
+        size = self._sparse.size if self._sparse else stored
+        if self._sparse:
+            if self._strict:
+                raise sparse_error(where, "our layers hold no sparse entries")
+            self._check_size(size, where, "entry.sparse")
+        self._stored = stored - used
+        self._left = self._stored + (-stored % BLOCK)
+        return size
+
+    def _finish(
+        self, raw: RawHeader, values: dict[bytes, bytes], names: dict[bytes, bytes], clean: bytes, kind: Kind,
+        size: int, raw_name: bytes, start: int, where: Where,
+    ) -> TarEntry:  # fmt: skip
+        uid = pax.integer(values[b"uid"], "entry.owner", where) if b"uid" in values else raw.uid
+        gid = pax.integer(values[b"gid"], "entry.owner", where) if b"gid" in values else raw.gid
+        if not (0 <= uid <= _MAX_ID and 0 <= gid <= _MAX_ID):
+            raise PolicyError("entry.owner", f"{where}: owner {uid}:{gid} does not fit 32 bits", where=where)
+        mtime = pax.seconds_ns(values[b"mtime"], where) if b"mtime" in values else raw.mtime * _SECOND
+        if abs(mtime) > _MAX_SECONDS * _SECOND:
+            raise FormatError("entry.mtime", f"{where}: the time {mtime // _SECOND} s is out of range", where=where)
+        if kind in (Kind.CHAR, Kind.BLOCK) and not (0 <= raw.major < 2**32 and 0 <= raw.minor < 2**32):
+            raise PolicyError("entry.device", f"{where}: device {raw.major}:{raw.minor}", where=where)
+        return TarEntry(
+            name=clean,
+            kind=kind,
+            size=size,
+            mode=self._mode(raw.mode, kind, where),
+            uid=uid,
+            gid=gid,
+            mtime_ns=mtime,
+            link=self._link(raw, values, names, kind, where),
+            major=raw.major if kind in (Kind.CHAR, Kind.BLOCK) else 0,
+            minor=raw.minor if kind in (Kind.CHAR, Kind.BLOCK) else 0,
+            xattrs=pax.xattrs(values, self._limits.xattr_size, where) if values else {},
+            uname=values.get(b"uname", raw.uname),
+            gname=values.get(b"gname", raw.gname),
+            offset=start,
+            raw_name=raw_name,
+        )
+
+    def _mode(self, mode: int, kind: Kind, where: Where) -> int:
+        extra = mode & ~0o7777
+        if extra:
+            # Go before 1.9 wrote the file type into the mode field, and images of that time are still around.
+            if self._strict or extra != _TYPE_BITS[kind]:
+                raise PolicyError("entry.mode", f"{where}: mode {mode:o}", where=where, actual=oct(mode))
+            self._warn("entry.mode", f"{where}: mode {mode:o} holds the file type as well")
+        return mode & 0o7777
+
+    def _link(
+        self, raw: RawHeader, values: dict[bytes, bytes], names: dict[bytes, bytes], kind: Kind, where: str
+    ) -> bytes:
+        if kind not in (Kind.SYMLINK, Kind.HARDLINK):
+            return b""
+        long_link, path = names.get(b"K"), values.get(b"linkpath")
+        if long_link is not None and path and path != long_link:
+            raise FormatError("tar.ambiguous", f"{where}: PAX and GNU give different link targets", where=where)
+        target = path or long_link or raw.link
+        if kind is Kind.SYMLINK:
+            return check_link(target, self._limits, where)
+        return clean_name(target, self._limits, where, strict=self._strict)
+
+    # -- data ------------------------------------------------------------------------------------------------------
+
+    def _data_area(self) -> Iterator[memoryview]:
+        while self._stored:
+            got = False
+            for part in self._in.iter_data(self._stored):
+                got = True
+                self._stored -= len(part)
+                self._left -= len(part)
+                yield part
+            if not got:
+                raise self._truncated(Place(self._where, self._in.offset), "within an entry's content")
+
+    def _skip_data(self) -> None:
+        for _ in self._data_area():
+            pass
+        if self._left:
+            pad = self._in.read_exact(self._left)
+            where = Place(self._where, self._in.offset)
+            if len(pad) < self._left:
+                raise self._truncated(where, "within padding")
+            if any(pad) and self._strict:
+                raise self._trailing(where, "padding that is not zeros")
+            self._left = 0
+
+    def _check_size(self, size: int, where: Where, code: str = "tar.size") -> None:
+        if size < 0 or size >= 1 << 63:
+            raise FormatError(code, f"{where}: a size of {size}", where=where, actual=size)
+        if size > self._limits.entry_size:
+            code = "limit.entry" if code == "tar.size" else code
+            raise PolicyError(
+                code, f"{where}: {size} bytes, the limit is {self._limits.entry_size}", where=where, actual=size
+            )
+
+    def _truncated(self, where: Where, what: str) -> FormatError:
+        return FormatError(
+            "tar.truncated", f"{where}: the archive ends {what}; fetch it again", where=where, actual=what
+        )
+
+    def _trailing(self, where: Where, what: str) -> FormatError:
+        return FormatError("tar.trailing", f"{where}: {what}", where=where, actual=what)
