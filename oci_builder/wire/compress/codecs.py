@@ -42,7 +42,7 @@ _DEFAULT_LEVEL = {"gzip": 3, "zstd": 3, "identity": 0}
 _LEVELS = {"gzip": range(10), "zstd": range(1, 23), "identity": range(1)}
 _SAMPLES, _SAMPLE = 8, 8 << 10
 
-DeflateError: type[Exception] = igzip_lib.IsalError
+DeflateError: type[Exception] = igzip_lib.IsalError  # type: ignore[assignment]  # isal's stub calls it an instance
 ZstdError = zstandard.ZstdError
 
 
