@@ -1,0 +1,92 @@
+"""The folders and symbolic links of a base's file tree, from its layers: what planning must not run over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from oci_builder.model.errors import FormatError
+from oci_builder.rootfs.layers_plan import BaseTree
+from oci_builder.rootfs.scan import SourceEntry
+from oci_builder.wire.tar import Kind, TarEntry
+
+_WHITEOUT = b".wh."
+_OPAQUE = b".wh..wh..opq"
+
+
+class BaseCollector:
+    """Applies layers, lowest first, to an empty tree of folders and symbolic links (image-spec layer.md)."""
+
+    def __init__(self) -> None:
+        self._folders: dict[bytes, SourceEntry] = {}
+        self._symlinks: dict[bytes, bytes] = {}
+
+    def apply(self, entries: Iterable[TarEntry]) -> None:
+        """Apply one layer. Whiteouts hide lower layers only, wherever in the layer they stand."""
+        added: dict[bytes, TarEntry] = {}
+        for entry in entries:
+            folder, _, name = entry.name.rpartition(b"/")
+            if name == _OPAQUE:
+                self._remove(folder, keep=True)
+            elif name.startswith(_WHITEOUT):
+                self._remove(folder + b"/" + name[4:] if folder else name[4:])
+            else:
+                added[entry.name] = entry
+        for entry in added.values():
+            if entry.kind is not Kind.DIR and entry.name in self._folders:
+                self._remove(entry.name)
+            self._symlinks.pop(entry.name, None)
+            if entry.kind is Kind.SYMLINK:
+                self._symlinks[entry.name] = entry.link
+            elif entry.kind is Kind.DIR and entry.name:
+                self._folders[entry.name] = _folder(entry)
+
+    def _remove(self, path: bytes, keep: bool = False) -> None:
+        below = path + b"/" if path else b""
+        for table in (self._folders, self._symlinks):
+            gone = [name for name in table if name.startswith(below) or (name == path and not keep)]
+            for name in gone:
+                del table[name]
+
+    def tree(self) -> BaseTree:
+        """What has come of it."""
+        return BaseTree(dict(self._folders), dict(self._symlinks))
+
+
+def _folder(entry: TarEntry) -> SourceEntry:
+    xattrs = tuple(sorted(entry.xattrs.items()))
+    return SourceEntry(
+        entry.name, Kind.DIR, entry.mode, entry.uid, entry.gid, 0, entry.mtime_ns, 0, 0, 0, 2, b"", xattrs
+    )
+
+
+def base_to_json(tree: BaseTree) -> dict[str, Any]:
+    """A JSON form, so that a base's layers are read for this once; paths in Latin-1, which every byte survives."""
+    folders = {
+        name.decode("latin-1"): [
+            e.mode, e.uid, e.gid, e.mtime_ns, {k.decode("latin-1"): v.decode("latin-1") for k, v in e.xattrs}
+        ]
+        for name, e in tree.folders.items()
+    }  # fmt: skip
+    links = {name.decode("latin-1"): target.decode("latin-1") for name, target in tree.symlinks.items()}
+    return {"folders": folders, "symlinks": links}
+
+
+def base_from_json(value: Mapping[str, Any]) -> BaseTree:
+    """The inverse of ``base_to_json``.
+
+    Raises:
+        FormatError: ``json.shape`` when the value is not one that ``base_to_json`` gave.
+    """
+    try:
+        folders = {}
+        for text, (mode, uid, gid, mtime_ns, attributes) in value["folders"].items():
+            name = text.encode("latin-1")
+            xattrs = {key.encode("latin-1"): item.encode("latin-1") for key, item in attributes.items()}
+            folders[name] = _folder(
+                TarEntry(name, Kind.DIR, mode=mode, uid=uid, gid=gid, mtime_ns=mtime_ns, xattrs=xattrs)
+            )
+        links = {name.encode("latin-1"): target.encode("latin-1") for name, target in value["symlinks"].items()}
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise FormatError("json.shape", "a record of a base's folders is not readable") from None
+    return BaseTree(folders, links)
