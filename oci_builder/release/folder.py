@@ -34,8 +34,9 @@ class ReleaseFolder:
 
     @property
     def release(self) -> str:
-        """The release id: the folder's name."""
-        return self.root.resolve().name
+        """The release id: the folder's name; of a superseded candidate, that of the release it belongs to."""
+        place = self.root.resolve()
+        return place.parent.parent.name if place.parent.name == "superseded" else place.name
 
     @property
     def receipts(self) -> Path:

@@ -1,0 +1,183 @@
+"""Repack: packaging files only, the original kept, a qualified release refused, the qualification starts again."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import os
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oci_builder.model.errors import CheckFailed, ConflictError, OciBuilderError
+from oci_builder.model.gates import parse_gates
+from oci_builder.release.folder import ReleaseFolder
+from oci_builder.release.host import utc_now
+from oci_builder.release.receipts import write_receipt
+from oci_builder.release.repack import packaging_paths
+from oci_builder.repack import Repacked, RepackRequest, repack
+from tests.release.helpers import DOCKER, OCI, PORTABLE, checks, new_key, policy, receipt, trusted
+
+KEY = new_key()
+POLICY = policy(trusted(KEY, not_before="2020-01-01T00:00:00Z", not_after="2099-01-01T00:00:00Z"))
+GATES = parse_gates([{"name": "g", "stage": "container", "checks": ["ok"]}])
+MARKER = b"opt/rt/runtime.json"
+PACKAGING = packaging_paths("/opt/rt", ["activate.sh", "check_runtime.py", "new.sh"])
+FILES: dict[str, bytes] = {
+    "opt/rt/runtime.json": b'{"name": "x", "release": "v1-r1"}',
+    "opt/rt/activate.sh": b"echo 1\n",
+    "opt/rt/envs/base/lib/libtorch.so": os.urandom(5000),
+}
+LAYERS = [{"name": "base", "digest": "sha256:" + "1" * 64}, {"name": "runtime", "digest": "sha256:" + "2" * 64}]
+
+
+def write_build(place: Path, files: dict[str, bytes], layers: list[dict[str, str]], mode: int = 0o644) -> None:
+    """Archives and records as a build leaves them; the image archives are only bytes here."""
+    place.mkdir(exist_ok=True)
+    plain = io.BytesIO()
+    with tarfile.open(fileobj=plain, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+        for name, data in files.items():
+            entry = tarfile.TarInfo(name)
+            entry.size, entry.mode = len(data), mode if name.endswith(".so") else 0o644
+            tar.addfile(entry, io.BytesIO(data))
+    (place / PORTABLE).write_bytes(gzip.compress(plain.getvalue(), mtime=0))
+    shas = {}
+    for name in (OCI, DOCKER):
+        (place / name).write_bytes(name.encode() + repr(layers).encode())
+        shas[name] = {"sha256": hashlib.sha256((place / name).read_bytes()).hexdigest()}
+    sha = hashlib.sha256((place / PORTABLE).read_bytes()).hexdigest()
+    (place / "portable.json").write_text(json.dumps({"sha256": sha, "name": "x", "release": "v1-r1"}))
+    (place / "container.json").write_text(json.dumps({"layers": layers, "archives": shas}))
+
+
+@pytest.fixture
+def request_(tmp_path: Path) -> RepackRequest:
+    write_build(tmp_path / "dist", FILES, LAYERS)
+    folder = ReleaseFolder(tmp_path / "releases" / "v1-r1").create()
+    for name in ("portable.json", "container.json"):
+        folder.add(name, (tmp_path / "dist" / name).read_bytes())
+    return RepackRequest(tmp_path / "dist", folder, GATES, POLICY, MARKER, PACKAGING, KEY)
+
+
+def run(
+    what: RepackRequest, changes: dict[str, bytes | None], *, layers: list[dict[str, str]] | None = None, **kw: Any
+) -> Repacked:
+    files = {n: d for n, d in {**FILES, **changes}.items() if d is not None}
+    new_layers = layers or [LAYERS[0], {"name": "runtime", "digest": "sha256:" + "3" * 64}]
+
+    def rebuild(place: Path) -> None:
+        write_build(place, files, new_layers, kw.get("mode", 0o644))
+
+    outcome = kw.get("outcome", "pass")
+    return repack(what, rebuild, lambda _: checks(imports=outcome) if outcome else (), utc_now())
+
+
+def everything(root: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(root)): p.read_bytes() for p in sorted(root.rglob("*")) if p.is_file()}
+
+
+def test_a_packaging_file_is_repaired_and_the_original_kept(request_: RepackRequest) -> None:
+    before = everything(request_.dist)
+    done = run(request_, {"opt/rt/activate.sh": b"echo 2\n", "opt/rt/new.sh": b"new\n"})
+    assert (done.changes.changed, done.changes.added) == ((b"opt/rt/activate.sh",), (b"opt/rt/new.sh",))
+    assert hashlib.sha256((request_.dist / PORTABLE).read_bytes()).hexdigest() == done.sha256
+    assert everything(done.previous) == before
+    assert request_.folder.subjects()[PORTABLE] == done.sha256
+
+
+def test_old_receipts_no_longer_count(request_: RepackRequest) -> None:
+    """Even when a receipt of the original is copied beside the new ones."""
+    old = request_.folder.subjects()
+    failed = receipt(checks=checks(ok="fail"))
+    path = write_receipt(request_.folder.receipts, failed, old, KEY)
+    passed = write_receipt(request_.folder.root, receipt(), old, KEY).read_bytes()
+    run(request_, {"opt/rt/activate.sh": b"echo 2\n"})
+    (request_.folder.receipts / "copied.json").write_bytes(passed)
+    found = request_.folder.evaluate(GATES, POLICY, utc_now(), None)
+    assert (found.state, [r["receipt"] for r in found.refused]) == ("candidate", ["copied.json"])
+    assert not (request_.folder.receipts / path.name).exists()
+
+
+def test_the_replaced_candidate_is_kept_and_says_so(request_: RepackRequest) -> None:
+    old = request_.folder.subjects()[PORTABLE]
+    done = run(request_, {"opt/rt/activate.sh": b"echo 2\n"})
+    kept = ReleaseFolder(request_.folder.root / "superseded" / old[:12])
+    found = kept.evaluate(GATES, POLICY, utc_now(), None)
+    assert (found.state, found.candidate.superseded_by, kept.release) == ("superseded", done.sha256, "v1-r1")
+
+
+def test_a_second_repack_keeps_both(request_: RepackRequest) -> None:
+    run(request_, {"opt/rt/activate.sh": b"echo 2\n"})
+    run(request_, {"opt/rt/activate.sh": b"echo 3\n"})
+    assert len(list((request_.folder.root / "superseded").iterdir())) == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "extra", "code"),
+    [
+        ({"opt/rt/envs/base/lib/libtorch.so": b"x"}, {}, "repack.scope"),
+        ({"opt/rt/envs/base/lib/libtorch.so": None}, {}, "repack.scope"),
+        ({"opt/rt/envs/base/evil.pth": b"x"}, {}, "repack.scope"),
+        ({"opt/rt/activate.sh": b"echo 2\n"}, {"mode": 0o755}, "repack.scope"),
+        ({"opt/rt/activate.sh": b"2"}, {"layers": [{"name": "base", "digest": "sha256:" + "9" * 64}]}, "repack.scope"),
+        ({}, {}, "repack.nothing"),
+        ({"opt/rt/activate.sh": b"2", "opt/rt/runtime.json": None}, {}, "repack.marker"),
+        ({"opt/rt/activate.sh": b"2", "opt/rt/runtime.json": b'{"name": "y"}'}, {}, "repack.marker"),
+        ({"opt/rt/activate.sh": b"2"}, {"outcome": "fail"}, "repack.preflight"),
+        ({"opt/rt/activate.sh": b"2"}, {"outcome": "skipped"}, "repack.preflight"),
+        ({"opt/rt/activate.sh": b"2"}, {"outcome": ""}, "repack.preflight"),
+    ],
+)
+def test_what_is_refused_changes_nothing(
+    request_: RepackRequest, tmp_path: Path, changes: dict[str, bytes | None], extra: dict[str, Any], code: str
+) -> None:
+    before = everything(request_.dist), everything(request_.folder.root)
+    with pytest.raises(OciBuilderError) as caught:
+        run(request_, changes, **extra)
+    assert caught.value.code == code
+    assert (everything(request_.dist), everything(request_.folder.root)) == before
+    left = [n for n in os.listdir(tmp_path) if "repack" in n]
+    assert bool(left) is (code == "repack.preflight")
+    assert isinstance(caught.value, CheckFailed) is (code == "repack.preflight")
+
+
+def test_a_deferred_check_does_not_stop_it(request_: RepackRequest) -> None:
+    run(request_, {"opt/rt/activate.sh": b"echo 2\n"}, outcome="deferred")
+
+
+def test_a_qualified_release_is_refused(request_: RepackRequest) -> None:
+    write_receipt(request_.folder.receipts, receipt(), request_.folder.subjects(), KEY)
+    with pytest.raises(ConflictError) as caught:
+        run(request_, {"opt/rt/activate.sh": b"echo 2\n"})
+    assert caught.value.code == "release.qualified"
+
+
+def test_an_original_that_is_not_the_recorded_one_is_refused(request_: RepackRequest) -> None:
+    with open(request_.dist / PORTABLE, "ab") as file:
+        file.write(b"x")
+    with pytest.raises(OciBuilderError) as caught:
+        run(request_, {"opt/rt/activate.sh": b"echo 2\n"})
+    assert caught.value.code in ("blob.digest", "blob.size")
+
+
+def test_another_build_than_the_release_folder_s_is_refused(request_: RepackRequest) -> None:
+    write_build(request_.dist, {**FILES, "opt/rt/activate.sh": b"other"}, LAYERS)
+    with pytest.raises(OciBuilderError) as caught:
+        run(request_, {"opt/rt/activate.sh": b"echo 2\n"})
+    assert caught.value.code == "blob.digest"
+
+
+def test_a_rebuild_that_fails_leaves_nothing(request_: RepackRequest, tmp_path: Path) -> None:
+    before = sorted(os.listdir(tmp_path))
+
+    def broken(place: Path) -> None:
+        (place / "part").write_text("x")
+        raise CheckFailed("check.exit", "no")
+
+    with pytest.raises(CheckFailed):
+        repack(request_, broken, lambda _: checks(a="pass"), utc_now())
+    assert sorted(os.listdir(tmp_path)) == before
