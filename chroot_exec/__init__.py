@@ -10,9 +10,10 @@ anywhere and leaves nothing; a fresh ``/dev``, ``/proc``, read-only ``/sys``, ``
 no_new_privs, a seccomp deny list. All mounts live in the private namespace: when its last process is gone, and PID 1
 takes all others with it, so are they.
 
-Exit status with checks: 0 all passed or were allowed to defer, 1 a check said no, 2 the request is wrong, 125 the runner itself failed. With
-``exec``: the program's own status, 128 + N when signal N ended it, 126 when it cannot be executed, 127 when it is not
-found, and 125 or 2 as above; the receipt's ``outcome`` is ``error`` exactly when the runner, not the program, failed.
+Exit status with checks: 0 all passed or were allowed to defer, 1 a check said no, 2 the request is wrong, 125 the
+runner itself failed. With ``exec``: the program's own status, 128 + N when signal N ended it, 126 when it cannot be
+executed, 127 when it is not found, and 125 or 2 as above; the receipt's ``outcome`` is ``error`` exactly when the
+runner, not the program, failed.
 """
 
 __version__ = "1"

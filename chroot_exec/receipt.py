@@ -1,14 +1,15 @@
 """The receipt: one JSON object that says what was run, in what, and how it ended.
 
-    {"schema": "chroot-exec-receipt/1", "outcome": "pass" | "deferred" | "fail" | "error", "error": null | {"code", "message"},
+    {"schema": "chroot-exec-receipt/1", "outcome": "pass" | "deferred" | "fail" | "error",
+     "error": null | {"code", "message"},
      "started", "finished": ISO 8601 in UTC, "runner": {"version", "python"}, "host": {...},
      "sandbox": {"isolation", "namespaces", "ids", "root", "enter", "devices", "proc", "sys", "differs", "notes"},
      "gpu": null | {...}, "checks": [{"name", "outcome", "code", "message", "argv", "exit", "signal", "seconds", …}],
      "exec": null | {"argv", "exit", "signal", "seconds", …}}
 
-``fail`` means that a check ran and said no; ``error`` that it could not be run as asked; ``deferred`` that a check which
-may do so put its question off, with its reason as ``message``. A check's outcome is never ``pass`` unless its program
-ran to its end.
+``fail`` means that a check ran and said no; ``error`` that it could not be run as asked; ``deferred`` that a check
+which may do so put its question off, with its reason as ``message``. A check's outcome is never ``pass`` unless its
+program ran to its end.
 """
 
 from __future__ import annotations

@@ -1,0 +1,202 @@
+"""Run programs in an unpacked image through ``chroot_exec``: the ``exec`` verb, and the gates of ``verify --exec``."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import chroot_exec
+from chroot_exec.errors import RequestError
+from chroot_exec.protocol import SCHEMA, Bind, Check, Gpu, parse_checks
+from chroot_exec.resolve import Root
+from oci_builder.model.errors import CheckFailed, OciBuilderError, PolicyError, SpecError, TransportError, show
+from oci_builder.model.jsontext import dump_json, load_json
+from oci_builder.model.limits import Limits
+
+# Settings of a machine's owner that protect its hardware: a program with an environment of its own must keep them.
+SITE_VARIABLES = ("NCCL_NVLS_ENABLE", "TORCH_SYMM_MEM_DISABLE_MULTICAST", "NVSHMEM_DISABLE_NVLS")
+_LARGEST_CHECKS = 1 << 20
+_RECEIPT_LIMITS = Limits(document=256 << 20)
+_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+
+
+@dataclass(frozen=True, slots=True)
+class ExecOptions:
+    """How programs run; the fields are those of ``chroot_exec.protocol.Request``."""
+
+    isolation: str = "auto"
+    network: str = "none"
+    write: str = "overlay"
+    read_only: bool = False
+    user: str = ""
+    workdir: str = ""
+    entrypoint: tuple[str, ...] | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    binds: tuple[Bind, ...] = ()
+    tmpfs: tuple[str, ...] = ()
+    rlimits: Mapping[str, int] = field(default_factory=dict)
+    shm_size: int = 0
+    tmp_size: int = 0
+    gpu: Gpu | None = None
+    state: str = ""
+    output_limit: int = 65536
+
+
+@dataclass(frozen=True, slots=True)
+class ExitStatus:
+    """How a program ended: its status (128 + N for signal N), the signal's name or "", and the runner's receipt."""
+
+    status: int
+    signal: str
+    receipt: Mapping[str, Any]
+
+
+def gpu_selection(devices: str = "", environ: Mapping[str, str] = os.environ) -> tuple[Gpu, dict[str, str]]:
+    """The GPUs for a run, and variables that go with them.
+
+    Args:
+        devices: ``all``, or indices and UUIDs with commas; empty takes the caller's CUDA_VISIBLE_DEVICES, else all.
+
+    The chosen GPUs are the only ones that the sandbox has, so CUDA numbers them from 0 there. An empty
+    CUDA_VISIBLE_DEVICES means none, which the runner refuses (``gpu.none``).
+    """
+    chosen = devices or environ.get("CUDA_VISIBLE_DEVICES", "all")
+    site = {name: environ[name] for name in SITE_VARIABLES if name in environ}
+    return Gpu(devices=tuple(part.strip() for part in chosen.split(","))), site
+
+
+def run_in(root: Path, config: Mapping[str, Any], argv: Sequence[str], options: ExecOptions) -> ExitStatus:
+    """Run one program with this process's standard streams and wait for it; signals are passed on.
+
+    Args:
+        root: an unpacked image.
+        config: the image config's ``config`` object; may be empty.
+        argv: what to run after the entrypoint; empty runs the image's Cmd.
+
+    Raises:
+        OciBuilderError: the runner, not the program, failed (``runner_error``).
+    """
+    receipt = _run(root, config, options, {"exec": list(argv)}, inherit=True)
+    if receipt["error"]:
+        raise runner_error(receipt["error"])
+    return ExitStatus(int(receipt["exec"]["exit"]), str(receipt["exec"]["signal"]), receipt)
+
+
+def run_checks(
+    root: Path, config: Mapping[str, Any], checks: Sequence[Check], options: ExecOptions
+) -> Mapping[str, Any]:
+    """Run checks, each in a sandbox of its own, and return the runner's receipt.
+
+    A failed check is in the receipt, as is a runner that failed (``outcome`` ``error``).
+
+    Raises:
+        OciBuilderError: ``spec.checks`` (a request that the runner refuses), ``sandbox.died``.
+    """
+    return _run(root, config, options, {"checks": [asdict(c) for c in checks]}, inherit=False)
+
+
+def load_checks(path: Path) -> tuple[Check, ...]:
+    """The checks of a file (``chroot_exec.protocol.Check`` is the schema).
+
+    Raises:
+        SpecError: ``spec.path``, ``spec.checks``.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise SpecError("spec.path", f"cannot read the checks {show(str(path))}: {error.strerror}") from None
+    return _parse_checks(data, str(path))
+
+
+def image_checks(root: Path, prefix: str) -> tuple[Check, ...]:
+    """The checks that an image carries, in ``<prefix>/checks.json``; read inside the root, whatever links say.
+
+    Raises:
+        SpecError: ``spec.checks``, also when the image has none.
+    """
+    place = f"{prefix}/checks.json"
+    opened = Root(str(root))
+    try:
+        data = opened.read(place, _LARGEST_CHECKS)
+    finally:
+        opened.close()
+    if data is None:
+        raise SpecError("spec.checks", f"the image has no {place}; name a file with checks", where=place)
+    return _parse_checks(data, place)
+
+
+def _parse_checks(data: bytes, where: str) -> tuple[Check, ...]:
+    try:
+        return parse_checks(data)
+    except RequestError as error:
+        raise SpecError("spec.checks", f"{where}: {error.message}", where=where) from None
+
+
+def runner_error(error: Mapping[str, str]) -> OciBuilderError:
+    """A runner's error as ours: by its code's first word, with the code kept."""
+    kind, code = error["code"].partition(".")[0], error["code"]
+    by_kind: dict[str, type[OciBuilderError]] = {
+        "request": SpecError, "user": SpecError, "gpu": CheckFailed, "check": CheckFailed, "exec": PolicyError,
+    }  # fmt: skip
+    cls = SpecError if code == "exec.empty" else by_kind.get(kind, TransportError)
+    return cls(code, error["message"])
+
+
+def _request(root: Path, config: Mapping[str, Any], options: ExecOptions, what: Mapping[str, Any]) -> bytes:
+    given = asdict(options)
+    if given["gpu"] is not None:
+        given["gpu"] = {**given["gpu"], "devices": list(given["gpu"]["devices"])}
+    return dump_json({"schema": SCHEMA, "root": str(root.resolve()), "config": dict(config), **given, **what})
+
+
+def _run(
+    root: Path, config: Mapping[str, Any], options: ExecOptions, what: Mapping[str, Any], inherit: bool
+) -> dict[str, Any]:
+    package = Path(chroot_exec.__file__).resolve().parent.parent
+    with tempfile.TemporaryDirectory(prefix="oci-builder-exec-") as folder:
+        request, output = Path(folder) / "request.json", Path(folder) / "receipt.json"
+        request.write_bytes(_request(root, config, options, what))
+        command = [sys.executable, "-m", "chroot_exec", str(request), "--output", str(output)]
+        streams: dict[str, Any] = {"stderr": subprocess.PIPE} if not inherit else {}
+        process = subprocess.Popen(
+            command, stdin=None if inherit else subprocess.DEVNULL, stdout=None if inherit else subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": str(package)}, **streams,
+        )  # fmt: skip
+        with _forwarding(process):
+            _, errors = process.communicate()
+        if output.exists():
+            value: dict[str, Any] = load_json(output.read_bytes(), "receipt", _RECEIPT_LIMITS)
+            return value
+    text = (errors or b"").decode("utf-8", "replace").strip()[-2000:]
+    if process.returncode == 2:
+        raise SpecError("spec.checks", text or "the runner refused the request")
+    raise TransportError("sandbox.died", f"the runner ended with {process.returncode} and no receipt: {text}")
+
+
+@contextmanager
+def _forwarding(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """While inside, signals go to the runner, which passes them to the program."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def forward(number: int, _frame: object) -> None:
+        # From the keyboard it has reached the runner, which shares the terminal, by itself.
+        if number != signal.SIGINT or not os.isatty(0):
+            process.send_signal(number)
+
+    before = {number: signal.signal(number, forward) for number in _FORWARDED}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

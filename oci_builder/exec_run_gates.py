@@ -1,0 +1,171 @@
+"""``verify --exec``: three gates with separate outcomes, as a receipt's statement; signing is release's work.
+
+``container-archive``: the bytes are what they claim. ``container-assembly``: they are one whole image, the same in all
+archives. ``container-exec``: it runs. A gate that could not be tried is ``skipped`` with the reason, never ``pass``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from chroot_exec.protocol import Check
+from chroot_exec.resolve import Root
+from oci_builder.exec_run import ExecOptions, run_checks
+from oci_builder.model.errors import OciBuilderError
+from oci_builder.model.receipts import DOCKER, OCI, Gpu, Host, Receipt, Statement, Subject, parse_statement
+from oci_builder.model.receipts import Check as Result
+from oci_builder.model.report import Finding, Report
+from oci_builder.release.host import new_attempt, stamp, this_host, tool_versions
+from oci_builder.staging import Staged
+
+ARCHIVE, ASSEMBLY, EXEC = "container-archive", "container-assembly", "container-exec"
+# Findings about how the image is put together; every other one is about bytes.
+_ASSEMBLY = (
+    "archive.twin", "archive.views", "archive.tag", "archive.config_name", "archive.extra", "config.", "platform.",
+    "layer.order", "entry.link_target", "entry.duplicate", "policy.", "spec.",
+)  # fmt: skip
+_SUBJECT_NAMES = {"oci-archive": OCI, "docker-archive": DOCKER}
+_REASON = 4000
+
+
+@dataclass(frozen=True, slots=True)
+class GateContext:
+    """What a receipt says besides the outcomes: which release and stage, and where it ran."""
+
+    release: str = "none"
+    stage: str = "container-check"
+    engine: str = "local"
+    spec: str = ""
+
+
+Stage = Callable[[], Staged]
+
+
+def verify_exec(
+    report: Report, stage: Stage, checks: Callable[[Staged], Sequence[Check]], options: ExecOptions,
+    context: GateContext | None = None,
+) -> Statement:  # fmt: skip
+    """Judge the report, stage the image, run the checks.
+
+    Args:
+        report: the verification of the one or two archives.
+        stage: stages the first archive; called only when both its gates passed.
+        checks: the checks for the staged image.
+
+    Never raises for what the archives or the checks do; the receipt says it.
+    """
+    context = context or GateContext()
+    started = stamp()
+    results = [_by_findings(ARCHIVE, report, assembly=False), _by_findings(ASSEMBLY, report, assembly=True)]
+    host = this_host()
+    details: dict[str, Any] = {}
+    if all(r.outcome == "pass" for r in results):
+        more, host, details = _execute(stage, checks, options, host)
+        results += more
+    else:
+        results.append(Result(name=EXEC, outcome="skipped", reason="not run: an earlier gate did not pass"))
+    receipt = Receipt(
+        release=context.release, stage=context.stage, attempt=new_attempt(), engine=context.engine,
+        spec=context.spec or None, tools=tool_versions(), host=host, started=started, finished=stamp(),
+        checks=tuple(results), details=details,
+    )  # fmt: skip
+    statement = Statement(subject=_subjects(report), predicate=receipt)
+    parse_statement(statement.model_dump_json(by_alias=True, exclude_none=True).encode(), "receipt")
+    return statement
+
+
+def _subjects(report: Report) -> tuple[Subject, ...]:
+    out: dict[str, Subject] = {}
+    for value in report.subjects:
+        sha256 = str(value.get("sha256") or "").removeprefix("sha256:")
+        name = _SUBJECT_NAMES.get(str(value.get("kind")), re.sub(r"[^A-Za-z0-9._+-]", "_", str(value.get("kind"))))
+        if sha256:
+            out[name] = Subject.model_validate({"name": name, "digest": {"sha256": sha256}})
+    return tuple(out.values())
+
+
+def _by_findings(name: str, report: Report, assembly: bool) -> Result:
+    found = [f for f in report.errors if f.code.startswith(_ASSEMBLY) == assembly]
+    if not report.subjects:
+        return Result(name=name, outcome="skipped", reason="no archive was verified")
+    if not found:
+        return Result(name=name, outcome="pass", details={"warnings": len(report.findings) - len(report.errors)})
+    return Result(name=name, outcome="fail", reason=_reasons(found), details={"codes": sorted({f.code for f in found})})
+
+
+def _reasons(findings: Sequence[Finding]) -> str:
+    lines = [f"[{f.code}] {f.where}: {f.message}" for f in findings[:10]]
+    more = f" (and {len(findings) - 10} more)" if len(findings) > 10 else ""
+    return ("; ".join(lines) + more)[:_REASON]
+
+
+def _execute(
+    stage: Stage, checks: Callable[[Staged], Sequence[Check]], options: ExecOptions, host: Host
+) -> tuple[list[Result], Host, dict[str, Any]]:
+    try:
+        staged = stage()
+        receipt = run_checks(staged.root, staged.config, checks(staged), options)
+    except OciBuilderError as error:
+        return [Result(name=EXEC, outcome="error", reason=str(error)[:_REASON])], host, {}
+    details = {
+        "sandbox": receipt["sandbox"],
+        "runner": receipt["runner"],
+        "machine": receipt["host"],
+        "manifest": staged.manifest,
+        "config": staged.config_digest,
+        "staged_again": not staged.reused,
+    }
+    if receipt["gpu"]:
+        details["gpu"] = {k: v for k, v in receipt["gpu"].items() if k != "probe"}
+    results = [_result(check) for check in receipt["checks"]]
+    return [_overall(receipt), *results], _host(receipt, staged.root), details
+
+
+def _overall(receipt: Mapping[str, Any]) -> Result:
+    outcome = receipt["outcome"]
+    if outcome == "pass":
+        return Result(name=EXEC, outcome="pass")
+    if receipt["error"]:
+        reason = f"[{receipt['error']['code']}] {receipt['error']['message']}"
+    else:
+        reason = "; ".join(f"{c['name']}: {c['outcome']}" for c in receipt["checks"] if c["outcome"] != "pass")
+    return Result(name=EXEC, outcome=outcome, reason=reason[:_REASON])
+
+
+def _result(check: Mapping[str, Any]) -> Result:
+    details = {k: check[k] for k in ("argv", "exit", "signal", "uid", "left_running", "details") if k in check}
+    for stream in ("stdout", "stderr"):
+        if check[stream]:
+            details[stream] = {k: check[stream][k] for k in ("bytes", "sha256", "truncated")}
+    reason = f"[{check['code']}] {check['message']}" if check["outcome"] != "pass" else ""
+    return Result(
+        name=check["name"], outcome=check["outcome"], reason=reason[:_REASON], seconds=check["seconds"], details=details
+    )
+
+
+def _host(receipt: Mapping[str, Any], root: Path) -> Host:
+    sandbox = receipt["sandbox"]
+    gpu = receipt["gpu"] or {}
+    gpus = tuple(
+        Gpu(name=d["name"], uuid=d["uuid"], capability=d["capability"], memory=d["memory"])
+        for d in (gpu.get("probe") or {}).get("devices", ())
+    )
+    kind = f"{sandbox['isolation']}, {sandbox.get('root', '')} root, {sandbox.get('enter', '')}"
+    return this_host(gpus=gpus, sandbox=f"chroot_exec ({kind})").model_copy(
+        update={"os": _image_os(root), "driver": gpu.get("driver", "")}
+    )
+
+
+def _image_os(root: Path) -> str:
+    """The image's own os-release, read inside the root."""
+    opened = Root(str(root))
+    try:
+        text = (opened.read("/etc/os-release", 1 << 16) or b"").decode("utf-8", "replace")
+    finally:
+        opened.close()
+    pairs = dict(re.findall(r"^([A-Z_]+)=[\"']?(.*?)[\"']?$", text, re.MULTILINE))
+    return " ".join(p for p in (pairs.get("ID", ""), pairs.get("VERSION_ID", "")) if p)

@@ -1,0 +1,189 @@
+"""The exec verb and the gates of verify --exec, on trees made of this machine's own programs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chroot_exec.protocol import Check
+from oci_builder.exec_run import ExecOptions, gpu_selection, image_checks, load_checks, run_checks, run_in
+from oci_builder.exec_run_gates import ARCHIVE, ASSEMBLY, EXEC, GateContext, verify_exec
+from oci_builder.model.errors import CheckFailed, FormatError, SpecError, TransportError
+from oci_builder.model.receipts import Statement
+from oci_builder.model.report import Finding, Report
+from oci_builder.staging import Staged
+from tests.chroot.lab import tiny_root
+
+SUBJECTS = (
+    {"kind": "oci-archive", "sha256": "11" * 32, "path": "runtime.oci.tar"},
+    {"kind": "docker-archive", "sha256": "22" * 32, "path": "runtime.docker.tar.gz"},
+)
+GOOD = Report(SUBJECTS)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if subprocess.run(["unshare", "-mpf", "true"], capture_output=True).returncode:
+        pytest.skip("no namespaces here")
+    path = tiny_root(tmp_path_factory.mktemp("exec") / "root")
+    (path / "etc/os-release").write_text('ID=debian\nVERSION_ID="12"\n')
+    (path / "opt/rt").mkdir(parents=True)
+    (path / "opt/rt/checks.json").write_text(json.dumps({"checks": [{"name": "own", "argv": ["echo", "hello"]}]}))
+    return path
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> ExecOptions:
+    (tmp_path / "state").mkdir(mode=0o700)
+    return ExecOptions(state=str(tmp_path / "state"))
+
+
+def shell(name: str, script: str, **more: Any) -> Check:
+    return Check(name, ("/bin/sh", "-c", script), **more)
+
+
+def judge(
+    report: Report, root: Path, checks: Sequence[Check], options: ExecOptions, config: dict[str, Any] | None = None
+) -> Statement:
+    staged = Staged(root, config or {}, "11" * 32, "sha256:" + "33" * 32, "sha256:" + "44" * 32)
+    return verify_exec(report, lambda: staged, lambda _: checks, options, GateContext(release="r1"))
+
+
+def outcomes(statement: Statement) -> dict[str, str]:
+    return {c.name: c.outcome for c in statement.predicate.checks}
+
+
+@pytest.mark.parametrize(("script", "status"), [("exit 0", 0), ("exit 5", 5), ("kill -9 $$", 137)])
+def test_exec_passes_the_status_on(root: Path, options: ExecOptions, script: str, status: int) -> None:
+    assert run_in(root, {}, ["/bin/sh", "-c", script], options).status == status
+
+
+def test_exec_honours_the_image_config(root: Path, options: ExecOptions, capfd: pytest.CaptureFixture[str]) -> None:
+    config = {"Env": ["GREETING=hello"], "Entrypoint": ["/bin/sh", "-c"], "Cmd": ["echo $GREETING from $PWD"],
+              "WorkingDir": "/var/tmp"}  # fmt: skip
+    assert run_in(root, config, [], options).status == 0
+    assert capfd.readouterr().out == "hello from /var/tmp\n"
+
+
+def test_a_runner_that_fails_is_an_error_of_ours(root: Path, options: ExecOptions) -> None:
+    with pytest.raises(SpecError) as caught:
+        run_in(root, {"User": "nobody-here"}, ["true"], options)
+    assert caught.value.code == "user.unknown"
+
+
+def test_a_root_that_is_not_there(tmp_path: Path, options: ExecOptions) -> None:
+    with pytest.raises(TransportError):
+        run_in(tmp_path / "none", {}, ["true"], options)
+
+
+def test_no_gpu_where_one_was_asked_for(root: Path, tmp_path: Path, options: ExecOptions) -> None:
+    """B203."""
+    gpu, _ = gpu_selection("all", {})
+    with pytest.raises(CheckFailed) as caught:
+        run_in(root, {}, ["true"], replace(options, gpu=replace(gpu, host=str(tmp_path))))
+    assert caught.value.code == "gpu.none"
+
+
+def test_gpu_selection_follows_the_caller() -> None:
+    site = {"NCCL_NVLS_ENABLE": "0", "OTHER": "1"}
+    assert gpu_selection("", {"CUDA_VISIBLE_DEVICES": "1, GPU-x", **site})[0].devices == ("1", "GPU-x")
+    assert gpu_selection("0", {"CUDA_VISIBLE_DEVICES": "1"})[0].devices == ("0",)
+    assert gpu_selection("", site) == (gpu_selection("all", {})[0], {"NCCL_NVLS_ENABLE": "0"})
+    assert gpu_selection("", {"CUDA_VISIBLE_DEVICES": ""})[0].devices == ("",)
+
+
+def test_signals_reach_the_program(root: Path, options: ExecOptions) -> None:
+    code = (
+        "import sys; from pathlib import Path; from oci_builder.exec_run import *;"
+        f"o = ExecOptions(state={options.state!r});"
+        "s = 'trap \"echo caught; exit 8\" TERM; echo ready; while :; do sleep 0.05; done';"
+        f"sys.exit(run_in(Path({str(root)!r}), {{}}, ['/bin/sh', '-c', s], o).status)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+        assert process.stdout
+        assert process.stdout.readline() == b"ready\n"
+        process.terminate()
+        assert process.stdout.readline() == b"caught\n"
+        assert process.wait(timeout=20) == 8
+
+
+def test_checks_of_the_image(root: Path, options: ExecOptions) -> None:
+    receipt = run_checks(root, {}, image_checks(root, "/opt/rt"), options)
+    assert (receipt["outcome"], receipt["checks"][0]["stdout"]["text"]) == ("pass", "hello\n")
+
+
+def test_checks_of_the_image_are_read_inside_it(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "checks.json").write_text("[]")
+    (root / "opt/out").symlink_to(tmp_path)
+    with pytest.raises(SpecError) as caught:
+        image_checks(root, "/opt/out")
+    assert caught.value.code == "spec.checks"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '[{"name": "a"}]', '{"checks": [], "more": 1}', '[{"name":"a","name":"b"}]']
+)
+def test_wrong_checks(text: str, tmp_path: Path) -> None:
+    (tmp_path / "checks.json").write_text(text)
+    with pytest.raises(SpecError) as caught:
+        load_checks(tmp_path / "checks.json")
+    assert caught.value.code == "spec.checks"
+
+
+def test_three_gates_pass(root: Path, options: ExecOptions) -> None:
+    statement = judge(GOOD, root, [shell("a", "true"), shell("b", "echo x")], options)
+    assert outcomes(statement) == {ARCHIVE: "pass", ASSEMBLY: "pass", EXEC: "pass", "a": "pass", "b": "pass"}
+    assert statement.digests == {"runtime.oci.tar": "11" * 32, "runtime.docker.tar.gz": "22" * 32}
+    assert statement.predicate.host.os == "debian 12"
+    assert statement.predicate.host.kernel == os.uname().release
+    assert statement.predicate.details["config"] == "sha256:" + "44" * 32
+
+
+def test_a_check_that_fails_fails_only_its_gate(root: Path, options: ExecOptions) -> None:
+    statement = judge(GOOD, root, [shell("good", "true"), shell("bad", "exit 3")], options)
+    assert outcomes(statement) == {ARCHIVE: "pass", ASSEMBLY: "pass", EXEC: "fail", "good": "pass", "bad": "fail"}
+
+
+@pytest.mark.parametrize(("code", "failed"), [("blob.digest", ARCHIVE), ("archive.twin", ASSEMBLY)])
+def test_nothing_runs_from_an_archive_that_is_not_good(
+    root: Path, options: ExecOptions, code: str, failed: str
+) -> None:
+    def never() -> Staged:
+        raise AssertionError("staged all the same")
+
+    report = Report(SUBJECTS, (Finding(code, "error", "somewhere"),))
+    statement = verify_exec(report, never, lambda _: [], options)
+    assert outcomes(statement) == {ARCHIVE: "pass", ASSEMBLY: "pass", EXEC: "skipped", failed: "fail"}
+
+
+def test_staging_that_fails_is_an_error_of_the_third_gate(options: ExecOptions) -> None:
+    def broken() -> Staged:
+        raise FormatError("tar.checksum", "bad")
+
+    statement = verify_exec(GOOD, broken, lambda _: [], options)
+    assert outcomes(statement)[EXEC] == "error"
+    assert "tar.checksum" in statement.predicate.checks[2].reason
+
+
+def test_a_deferred_check_is_no_pass(root: Path, options: ExecOptions) -> None:
+    script = """echo '{"outcome": "deferred", "reason": "no driver"}'"""
+    checks = [shell("later", script, result="json", deferrable=True)]
+    statement = judge(GOOD, root, checks, options)
+    assert outcomes(statement)["later"] == "deferred"
+    assert outcomes(statement)[EXEC] == "deferred"
+
+
+def test_output_digests_are_in_the_receipt(root: Path, options: ExecOptions) -> None:
+    statement = judge(GOOD, root, [shell("a", "echo x")], options)
+    check = statement.predicate.check("a")
+    assert check
+    assert check.details["stdout"]["sha256"] == hashlib.sha256(b"x\n").hexdigest()
