@@ -1,0 +1,166 @@
+"""Fingerprints of trees, and which files are proved equal with how little reading."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from oci_builder.model.errors import OciBuilderError
+from oci_builder.rootfs.scan import SourceEntry, Tree, scan_tree
+from oci_builder.rootfs.scan_content import LINK_FLOOR, content_digests, hash_source
+from oci_builder.rootfs.scan_fingerprint import SETTLE_NS, fingerprint
+from oci_builder.store.cache import BuildCache
+
+
+def fill(root: Path, files: dict[str, bytes]) -> Path:
+    for name, data in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(data)
+    return root
+
+
+def settle() -> None:
+    time.sleep(SETTLE_NS / 1e9 * 1.5)
+
+
+def entry(tree: Tree, path: bytes) -> SourceEntry:
+    return next(found for found in tree.entries if found.path == path)
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    return fill(tmp_path / "tree", {"a": b"1", "d/b": b"2", "d/e/c": b"3"})
+
+
+def test_a_fingerprint_repeats_while_nothing_changes(tree: Path) -> None:
+    settle()
+    first = fingerprint(tree)
+    (tree / "d/b").read_bytes()
+    assert fingerprint(tree) == first
+    assert fingerprint(tree.parent / "tree/../tree") == first
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda t: (t / "a").write_bytes(b"9"),
+        lambda t: (t / "a").chmod(0o600),
+        lambda t: os.utime(t / "a", ns=(0, 0)),
+        lambda t: (t / "d/e/new").write_bytes(b""),
+        lambda t: (t / "d/e/c").unlink(),
+        lambda t: (t / "d/b").rename(t / "d/z"),
+        lambda t: os.link(t / "a", t / "link"),
+        lambda t: (t / "d").chmod(0o700),
+        lambda t: t.chmod(0o700),
+    ],
+)
+def test_any_change_changes_the_fingerprint(tree: Path, change: object) -> None:
+    settle()
+    first = fingerprint(tree)
+    settle()
+    change(tree)  # type: ignore[operator]
+    assert fingerprint(tree) != first
+
+
+def test_a_write_that_restores_size_and_mtime_changes_the_fingerprint(tree: Path) -> None:
+    before = (tree / "a").stat()
+    settle()
+    first = fingerprint(tree)
+    (tree / "a").write_bytes(b"9")
+    os.utime(tree / "a", ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert fingerprint(tree) != first
+
+
+def test_a_tree_that_keeps_changing_gives_no_answer_to_trust(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A clock that went back makes all times lie in the future."""
+    monkeypatch.setattr(time, "time_ns", lambda: 1)
+    assert "-" in fingerprint(tree)
+
+
+def test_equal_sizes_across_trees_are_read_and_nothing_else(tmp_path: Path) -> None:
+    one = fill(tmp_path / "one", {"same": b"abc", "alone": b"12345", "twin": b"22", "twin2": b"33", "empty": b""})
+    two = fill(tmp_path / "two", {"copy": b"abc", "other": b"xyz", "long": b"1234567", "empty": b""})
+    trees = [scan_tree(one), scan_tree(two)]
+    digests = content_digests(trees)
+    read = {entry.path for tree in trees for entry in tree.entries if entry.inode in digests}
+    assert read == {b"same", b"copy", b"other"}
+    assert digests[entry(trees[0], b"same").inode] == digests[entry(trees[1], b"copy").inode]
+    assert digests[entry(trees[1], b"other").inode] != digests[entry(trees[1], b"copy").inode]
+
+
+def test_hard_links_across_trees_are_proved_equal_without_reading(tmp_path: Path) -> None:
+    one = fill(tmp_path / "one", {"f": b"x" * 100_000})
+    two = tmp_path / "two"
+    two.mkdir()
+    os.link(one / "f", two / "f")
+    assert content_digests([scan_tree(one), scan_tree(two)]) == {}
+
+
+def test_large_twins_of_one_tree_are_read(tmp_path: Path) -> None:
+    data = bytes(LINK_FLOOR)
+    root = fill(tmp_path / "one", {"a": data, "b": data})
+    assert len(set(content_digests([scan_tree(root)]).values())) == 1
+
+
+def test_digests_are_remembered_by_identity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two = fill(tmp_path / "one", {"f": b"abc"}), fill(tmp_path / "two", {"f": b"abd"})
+    settle()
+    with BuildCache(tmp_path / "cache.db") as cache:
+        first = content_digests([scan_tree(one), scan_tree(two)], cache=cache)
+        monkeypatch.setattr("oci_builder.rootfs.scan_content.os.read", _no_reading)
+        assert content_digests([scan_tree(one), scan_tree(two)], cache=cache) == first
+        monkeypatch.undo()
+        settle()
+        fill(two, {"f": b"abc"})
+        settle()
+        assert len(set(content_digests([scan_tree(one), scan_tree(two)], cache=cache).values())) == 1
+
+
+def test_a_file_that_is_too_fresh_is_not_remembered(tmp_path: Path) -> None:
+    """It could change once more within the same tick of the clock."""
+    one, two = fill(tmp_path / "one", {"f": b"abc"}), fill(tmp_path / "two", {"f": b"abd"})
+    trees = [scan_tree(one), scan_tree(two)]
+    fresh = [Tree(tree.root, tree.entries, (), entry(tree, b"f").ctime_ns) for tree in trees]
+    with BuildCache(tmp_path / "cache.db") as cache:
+        content_digests(fresh, cache=cache)
+        assert cache.known_hashes([entry(trees[0], b"f").identity]) == {}
+
+
+def _no_reading(*_: object) -> bytes:
+    raise AssertionError("a file was read")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda f: f.write_bytes(b"longer than before"),
+        lambda f: f.write_bytes(b"sam"),
+        lambda f: (f.unlink(), f.write_bytes(b"same")),
+        lambda f: (f.unlink(), f.symlink_to("/etc/passwd")),
+        lambda f: f.unlink(),
+        lambda f: (f.unlink(), os.mkfifo(f)),
+    ],
+)
+def test_a_file_that_changed_since_the_scan_is_refused(tmp_path: Path, change: object) -> None:
+    """C8-13, and a link or fifo put in its place is not followed or waited for (B124)."""
+    root = fill(tmp_path / "tree", {"f": b"same"})
+    settle()
+    found = entry(scan_tree(root), b"f")
+    change(root / "f")  # type: ignore[operator]
+    with pytest.raises(OciBuilderError) as caught:
+        hash_source(os.fsencode(root / "f"), found)
+    assert caught.value.code == "scan.changed"
+    assert "'f'" in str(caught.value) or "/f'" in str(caught.value)
+
+
+def test_a_new_link_to_a_file_is_no_change_of_it(tmp_path: Path) -> None:
+    root = fill(tmp_path / "tree", {"f": b"same"})
+    settle()
+    found = entry(scan_tree(root), b"f")
+    os.link(root / "f", tmp_path / "elsewhere")
+    assert len(hash_source(os.fsencode(root / "f"), found)) == 32
