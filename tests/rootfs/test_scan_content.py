@@ -74,9 +74,7 @@ def test_a_write_that_restores_size_and_mtime_changes_the_fingerprint(tree: Path
     assert fingerprint(tree) != first
 
 
-def test_a_tree_that_keeps_changing_gives_no_answer_to_trust(
-    tree: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tree_that_keeps_changing_gives_no_answer_to_trust(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock that went back makes all times lie in the future."""
     monkeypatch.setattr(time, "time_ns", lambda: 1)
     assert "-" in fingerprint(tree)
