@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import struct
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from chroot_exec.errors import RequestError, RunnerError
 from chroot_exec.identity import find_identity
 from chroot_exec.process import Capture
 from chroot_exec.protocol import parse_request
+from tests.chroot.lab import PACKAGE
 
 CHECK = {"name": "a", "argv": ["true"]}
 GOOD: dict[str, Any] = {"schema": "chroot-exec/1", "root": "/r", "checks": [CHECK]}
@@ -75,7 +75,9 @@ class Requests(unittest.TestCase):
             path = Path(folder) / "r.json"
             path.write_text("{}")
             for argument, status in ((str(path), 2), (folder + "/none", 2)):
-                done = subprocess.run([sys.executable, "-m", "chroot_exec", argument], capture_output=True, text=True)
+                done = subprocess.run(
+                    [sys.executable, "-m", "chroot_exec", argument], capture_output=True, text=True, cwd=PACKAGE.parent
+                )
                 self.assertEqual(done.returncode, status)
                 self.assertNotIn("Traceback", done.stderr)
 
@@ -177,7 +179,7 @@ class Independence(unittest.TestCase):
             "import sys; before = set(sys.modules); import chroot_exec.__main__;"
             "print(*{m.split('.')[0] for m in set(sys.modules) - before})"
         )
-        done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, env=dict(os.environ))
+        done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, cwd=PACKAGE.parent)
         foreign = set(done.stdout.split()) - set(sys.stdlib_module_names) - {"chroot_exec"}
         self.assertEqual((done.returncode, foreign), (0, set()))
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from chroot_exec import teardown
 from chroot_exec.errors import RunnerError
-from tests.chroot.lab import mount, umount
+from tests.chroot.lab import PACKAGE, mount, umount
 
 MS_BIND = 4096
 needs_root = unittest.skipIf(os.geteuid() != 0, "needs root to mount")
@@ -89,7 +89,10 @@ class Teardown(unittest.TestCase):
         mount("proc", str(folder / "base/proc"), "proc")
         with open(folder / "base/proc/version"):
             done = subprocess.run(
-                [sys.executable, "-m", "chroot_exec", "sweep", str(self.state)], capture_output=True, text=True
+                [sys.executable, "-m", "chroot_exec", "sweep", str(self.state)],
+                capture_output=True,
+                text=True,
+                cwd=PACKAGE.parent,
             )
         self.assertEqual(done.returncode, 125)
         self.assertIn("teardown.busy", done.stderr)
