@@ -38,6 +38,7 @@ class Gate(Closed):
 
     name: Word
     stage: Word = Field(description="stage whose receipts answer this gate")
+    also: tuple[Word, ...] = Field(default=(), description="further stages whose receipts answer it")
     title: ShortText = ""
     subjects: tuple[Word, ...] = Field(default=(PORTABLE,), min_length=1, description="archives a receipt must name")
     checks: tuple[Word, ...] = Field(min_length=1, description="checks that must pass")
@@ -52,6 +53,11 @@ class Gate(Closed):
     max_age_days: Annotated[StrictInt, Field(ge=1)] | None = None
     required: bool = True
     not_tested: tuple[ShortText, ...] = Field(default=(), description="what this gate does not show, for people")
+
+    @property
+    def stages(self) -> frozenset[str]:
+        """All stages whose receipts answer this gate."""
+        return frozenset({self.stage, *self.also})
 
 
 def parse_gates(values: Iterable[Mapping[str, Any]], where: str = "spec: gates") -> tuple[Gate, ...]:

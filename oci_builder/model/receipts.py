@@ -52,7 +52,7 @@ def _time(text: str) -> str:
 Time = Annotated[StrictStr, AfterValidator(_time)]
 Sha256 = Annotated[StrictStr, Field(pattern=r"^[0-9a-f]{64}$")]
 ShortText = Annotated[StrictStr, Field(max_length=4096)]
-Word = Annotated[StrictStr, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:+/@\[\]-]{0,199}$")]
+Word = Annotated[StrictStr, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.:+/@\[\]-]{0,199}$")]
 Seconds = Annotated[StrictInt | StrictFloat, Field(ge=0, allow_inf_nan=False)]
 
 Outcome = Literal["pass", "fail", "skipped", "deferred", "error"]

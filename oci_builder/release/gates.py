@@ -120,7 +120,7 @@ def qualify(
             runs.append(_Run(name, verdict.statement))
         else:
             refused.append({"receipt": name, "answer": verdict.answer.value, "reasons": reasons})
-    judged = [_judge_gate(g, candidate, [r for r in runs if r.receipt.stage == g.stage], now, gates) for g in gates]
+    judged = [_judge_gate(g, candidate, [r for r in runs if r.receipt.stage in g.stages], now, gates) for g in gates]
     states = _settle_deferrals(judged, runs)
     used = {name for s in states for name in s.evidence}
     supporting = tuple(_supporting(run, gates, candidate, now) for run in runs if run.name not in used)
@@ -156,7 +156,7 @@ def _judge_gate(
     gate: Gate, candidate: Candidate, about: Sequence[_Run], now: datetime, gates: Sequence[Gate]
 ) -> GateState:
     # A failure that no gate of the stage asks about counts against all of them: a run that said no is no proof.
-    others = {c for g in gates if g.stage == gate.stage for c in g.checks} - set(gate.checks)
+    others = {c for g in gates if g.stages & gate.stages for c in g.checks} - set(gate.checks)
     parts = []
     for os in gate.os or ("",):
         misfits = {run.name: _misfits(gate, os, candidate, run, now) for run in about}
@@ -173,7 +173,7 @@ def _judge_gate(
 def _judge_part(gate: Gate, about: Sequence[_Run], misfits: Mapping[str, list[str]], others: set[str]) -> _Part:
     """The newest run that fits decides. Runs that do not fit (other hardware, other system) never say no."""
     if not about:
-        return _Part(reasons=(f"no valid receipt of stage {gate.stage}",))
+        return _Part(reasons=(f"no valid receipt of stage {' or '.join(sorted(gate.stages))}",))
     fitting = sorted((r for r in about if not misfits[r.name]), key=lambda r: (r.receipt.finished, r.name))
     if not fitting:
         return _Part(reasons=tuple(f"{name}: {'; '.join(why)}" for name, why in misfits.items()))
@@ -282,7 +282,7 @@ def _deferred(state: GateState, runs: Mapping[str, _Run]) -> set[str]:
 def _supporting(run: _Run, gates: Sequence[Gate], candidate: Candidate, now: datetime) -> dict[str, Any]:
     why: list[str] = []
     for gate in gates:
-        if gate.stage == run.receipt.stage:
+        if run.receipt.stage in gate.stages:
             misfits = _misfits(gate, "", candidate, run, now)
             why.append(f"{gate.name}: {'; '.join(misfits) or 'another receipt decides'}")
     return {
