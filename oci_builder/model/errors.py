@@ -7,6 +7,7 @@ exit status.
 
 from __future__ import annotations
 
+import errno
 from typing import ClassVar
 
 
@@ -89,3 +90,16 @@ class ConflictError(OciBuilderError):
     """Would overwrite, or differs (``release.exists``, ``install.differs``, ``unpack.not_empty``)."""
 
     exit_status = 6
+
+
+def disk_error(error: OSError, doing: str) -> TransportError:
+    """The error for a failed disk operation, with what to do about it.
+
+    Codes: ``io.space`` (disk or quota full), ``io.readonly`` (no permission, read-only), ``io.error`` (all others).
+    """
+    place = f" {show(str(error.filename))}" if error.filename is not None else ""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return TransportError("io.space", f"{doing}{place}: the disk is full; free space, then run again", where=doing)
+    if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+        return TransportError("io.readonly", f"{doing}{place}: {error.strerror}; choose a writable place", where=doing)
+    return TransportError("io.error", f"{doing}{place}: {error.strerror or error}", where=doing)
