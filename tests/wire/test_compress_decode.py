@@ -241,3 +241,21 @@ def test_c3_14_sniffing_looks_at_bytes_only() -> None:
 
 def test_blocks_are_one_mebibyte() -> None:
     assert BLOCK == 1 << 20
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+def test_members_are_reported_with_their_place_and_whether_they_are_ours(threads: int) -> None:
+    first, foreign = Codec().compress(TEXT), gzip.compress(b"abc")
+    touched = bytearray(first)
+    touched[4] ^= 1  # mtime: nothing inside gzip protects it
+    seen: list[tuple[int, int, bool]] = []
+    options = Options(LIMITS, "blob", threads, on_member=lambda m: seen.append((m.offset, m.data_offset, m.ours)))
+    blob = first + bytes(touched) + foreign + first
+    assert len(b"".join(decode_chunks([blob], "gzip", options))) == len(TEXT) * 3 + 3
+    size, text = len(first), len(TEXT)
+    assert seen == [
+        (0, 0, True),
+        (size, text, False),
+        (2 * size, 2 * text, False),
+        (2 * size + len(foreign), 2 * text + 3, True),
+    ]

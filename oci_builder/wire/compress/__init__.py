@@ -8,6 +8,7 @@ from oci_builder.wire.compress.codecs import BLOCK, Codec, Compression
 from oci_builder.wire.compress.decode import Options, decode, decode_chunks, sniff
 from oci_builder.wire.compress.encode import EncodedLayer, Member, compress_bytes, encode_layer
 from oci_builder.wire.compress.members import gzip_members
+from oci_builder.wire.compress.within import MemberSeen
 
 __all__ = [
     "BLOCK",
@@ -15,6 +16,7 @@ __all__ = [
     "Compression",
     "EncodedLayer",
     "Member",
+    "MemberSeen",
     "Options",
     "compress_bytes",
     "decode",

@@ -11,7 +11,7 @@ from oci_builder.wire.compress.gunzip import gunzip
 from oci_builder.wire.compress.gzipframe import MAGIC
 from oci_builder.wire.compress.pull import Pull
 from oci_builder.wire.compress.unzstd import MAGIC_BYTES, is_skippable, unzstd
-from oci_builder.wire.compress.within import Budget, Warn
+from oci_builder.wire.compress.within import Budget, OnMember, Warn
 from oci_builder.wire.source import FileRange
 
 
@@ -26,6 +26,7 @@ class Options:
             bytes and the same errors.
         strict: refuse NUL padding after the last gzip member, which is otherwise a warning.
         warn: takes ``(code, message)``.
+        on_member: takes each gzip member or zstd frame when it has ended well.
     """
 
     limits: Limits
@@ -33,6 +34,7 @@ class Options:
     threads: int = 1
     strict: bool = False
     warn: Warn | None = None
+    on_member: OnMember | None = None
 
 
 def sniff(head: bytes | memoryview) -> Compression:
@@ -68,7 +70,7 @@ def decode_chunks(
             ``zstd.dictionary``, ``zstd.truncated``, ``zstd.trailing``.
         PolicyError: ``limit.layer``, ``limit.ratio``.
     """
-    budget = Budget(options.limits, options.where)
+    budget = Budget(options.limits, options.where, options.on_member)
     warn = options.warn or _nothing
     match compression:
         case "gzip":

@@ -21,7 +21,7 @@ def gunzip(pull: Pull, budget: Budget, threads: int, strict: bool, warn: Warn) -
     if not pull.peek(1):
         raise _fault("truncated", "an empty stream", pull.offset, budget.where)
     if threads > 1:
-        yield from decode_units(pull, budget, threads, _next_unit, _decode_unit)
+        yield from decode_units(pull, budget, threads, _next_unit, _decode_unit, _is_ours)
     while _another(pull, budget.where, strict, warn):
         yield from _member(pull, budget)
 
@@ -46,8 +46,9 @@ def _another(pull: Pull, where: str, strict: bool, warn: Warn) -> bool:
 
 def _member(pull: Pull, budget: Budget) -> Iterator[bytes]:
     """The data of the member that starts here; afterwards the stream stands behind its trailer."""
-    start = pull.offset
-    pull.take(_header(pull, budget.where).size)
+    start, data_start = pull.offset, budget.spent
+    header = _header(pull, budget.where)
+    pull.take(header.size)
     inflater, crc, size = Inflater(), 0, 0
     for data in _inflate(inflater, pull, start, budget.where):
         crc, size = crc32(data, crc), size + len(data)
@@ -62,6 +63,7 @@ def _member(pull: Pull, budget: Budget) -> Iterator[bytes]:
     _compare("crc", "CRC-32", trailer[:4], crc, start, budget.where)
     _compare("size", "length modulo 2**32", trailer[4:], size & 0xFFFFFFFF, start, budget.where)
     budget.check_ratio(pull.offset)
+    budget.seen(start, data_start, header.canonical and header.member_size == pull.offset - start)
 
 
 def _header(pull: Pull, where: str) -> GzipHeader:
@@ -102,6 +104,11 @@ def _next_unit(pull: Pull, budget: Budget) -> int:
 def _decode_unit(packed: memoryview) -> bytes | None:
     header = parse_header(packed[:_HEAD], 0, "")
     return inflate_member(packed, header.size, UNIT) if header else None
+
+
+def _is_ours(packed: memoryview) -> bool:
+    header = parse_header(packed[:_HEAD], 0, "")
+    return header is not None and header.canonical
 
 
 def _compare(code: str, what: str, stored: bytes, computed: int, start: int, where: str) -> None:

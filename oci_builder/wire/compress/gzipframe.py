@@ -30,10 +30,12 @@ class GzipHeader:
     Attributes:
         size: bytes of the header; deflate data starts there.
         member_size: what the ``OB`` field says the whole member has, or None.
+        canonical: True when every other byte is as ours are.
     """
 
     size: int
     member_size: int | None
+    canonical: bool
 
 
 def encode_member(deflated: bytes | bytearray, crc: int, size: int) -> bytes:
@@ -90,7 +92,7 @@ def _finish(head: bytes, size: int, flags: int, member: int | None, at: int, whe
         if want != got:
             raise _bad(f"header CRC is 0x{got:04x}, computed 0x{want:04x}", at, where)
         size += 2
-    return GzipHeader(size, member)
+    return GzipHeader(size, member, size == HEADER_SIZE and head.startswith(_FIXED))
 
 
 def _own_field(extra: bytes) -> int | None:

@@ -32,7 +32,8 @@ def unzstd(pull: Pull, budget: Budget, threads: int) -> Iterator[bytes]:
     if not pull.peek(1):
         raise _fault("truncated", "an empty stream", pull.offset, budget.where)
     if threads > 1:
-        yield from decode_units(pull, budget, threads, _next_unit, partial(_decode_unit, limits=budget.limits))
+        decode = partial(_decode_unit, limits=budget.limits)
+        yield from decode_units(pull, budget, threads, _next_unit, decode, lambda _packed: False)
     while pull.peek(1):
         if is_skippable(pull.peek(4)):
             _skip(pull, budget.where)
@@ -81,7 +82,7 @@ def _header(pull: Pull, budget: Budget) -> ZstdFrame:
 
 
 def _frame(pull: Pull, budget: Budget) -> Iterator[bytes]:
-    start, frame = pull.offset, _header(pull, budget)
+    start, data_start, frame = pull.offset, budget.spent, _header(pull, budget)
     inflater, size = ZstdInflater(max(frame.window, 1 << 10)), 0
     for packed in _pieces(pull, frame, start, budget.where):
         try:
@@ -97,6 +98,7 @@ def _frame(pull: Pull, budget: Budget) -> Iterator[bytes]:
     if not inflater.eof:
         raise _fault("data", "corrupt: the last block does not end the frame", start, budget.where)
     budget.check_ratio(pull.offset)
+    budget.seen(start, data_start, False)
 
 
 def _pieces(pull: Pull, frame: ZstdFrame, start: int, where: str) -> Iterator[bytes]:

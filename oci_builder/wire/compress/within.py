@@ -5,27 +5,50 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 
 from oci_builder.model.errors import PolicyError
 from oci_builder.model.limits import Limits
 from oci_builder.wire.compress.pull import Pull
 
 Warn = Callable[[str, str], None]
+OnMember = Callable[["MemberSeen"], None]
 
 # The most uncompressed bytes that are decoded in one go, and the most compressed bytes held for that.
 UNIT = 4 << 20
 PACKED_UNIT = UNIT + (64 << 10)
 
 
+@dataclass(frozen=True, slots=True)
+class MemberSeen:
+    """A gzip member or zstd frame that was read to its end.
+
+    Attributes:
+        offset: where it starts in the compressed stream.
+        data_offset: where its data starts in the uncompressed stream.
+        ours: a gzip member whose header is, length field included, just as we write it.
+    """
+
+    offset: int
+    data_offset: int
+    ours: bool
+
+
 class Budget:
-    """Counts uncompressed bytes against the limits of one layer."""
+    """Counts uncompressed bytes against the limits of one layer, and reports members as they end."""
 
-    __slots__ = ("limits", "spent", "where")
+    __slots__ = ("limits", "on_member", "spent", "where")
 
-    def __init__(self, limits: Limits, where: str) -> None:
+    def __init__(self, limits: Limits, where: str, on_member: OnMember | None = None) -> None:
         self.limits = limits
         self.where = where
         self.spent = 0
+        self.on_member = on_member
+
+    def seen(self, offset: int, data_offset: int, ours: bool) -> None:
+        """Report a member."""
+        if self.on_member:
+            self.on_member(MemberSeen(offset, data_offset, ours))
 
     def spend(self, size: int) -> None:
         """Count ``size`` bytes of output.
@@ -67,12 +90,14 @@ def decode_units(
     threads: int,
     next_unit: Callable[[Pull, Budget], int],
     decode: Callable[[memoryview], bytes | None],
+    ours: Callable[[memoryview], bool],
 ) -> Iterator[bytes]:
     """Decode members or frames in a pool, in order, until the first that is not exactly as it says.
 
     Args:
         next_unit: bytes of the unit that starts here, 0 when there is none that the pool can take.
         decode: the unit's data, at most ``UNIT`` bytes; None when anything at all is wrong with it.
+        ours: whether a good unit's header is exactly as we write it.
 
     The stream then stands at the first unit that was not delivered; the careful way goes on from there, so what comes
     out is what the careful way alone would give. Memory: at most ``threads + 2`` units.
@@ -89,12 +114,13 @@ def decode_units(
                 data = jobs[0][1].result()
                 if data is None:
                     return
-                behind = pull.offset - sum(len(job[0]) for job in jobs)
+                start, data_start = pull.offset - sum(len(job[0]) for job in jobs), budget.spent
                 budget.spend(len(data))
-                behind += len(jobs.popleft()[0])
+                packed = jobs.popleft()[0]
                 if data:
                     yield data
-                budget.check_ratio(behind)
+                budget.check_ratio(start + len(packed))
+                budget.seen(start, data_start, ours(packed))
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
             for packed, _ in reversed(jobs):

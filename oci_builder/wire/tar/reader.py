@@ -305,8 +305,10 @@ class TarReader:
             where = Place(self._where, self._in.offset)
             if len(pad) < self._left:
                 raise self._truncated(where, "within padding")
-            if any(pad) and self._strict:
-                raise self._trailing(where, "padding that is not zeros")
+            if any(pad):
+                if self._strict:
+                    raise self._trailing(where, "padding that is not zeros")
+                self._warn("tar.padding", f"{where}: padding that is not zeros")
             self._left = 0
 
     def _check_size(self, size: int, where: Where, code: str = "tar.size") -> None:
