@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -253,30 +253,35 @@ def version_at_least(actual: str, wanted: str) -> bool:
 
 
 def _settle_deferrals(states: list[GateState], runs: Sequence[_Run]) -> list[GateState]:
-    """A deferral is a debt: the gate that clears it must show a pass of the same check, or it is not met itself."""
+    """A deferral is a debt: a gate that clears the deferring one must show a pass of the same check.
+
+    A deferred check that no gate of its stage asks about is a debt of all of them, payable by any clearing gate.
+    """
     by_name = {run.name: run for run in runs}
-    debts = {s.gate.name: sorted(_deferred(s, by_name)) for s in states}
-    payers = {name for s in states for name in s.gate.clears}
-    return [_settle(s, debts, payers, by_name) for s in states]
+    claimed = {c for s in states for c in s.gate.checks}
+    deferred = {s.gate.name: _outcomes(s, by_name, "deferred") for s in states}
+    paid = {s.gate.name: _outcomes(s, by_name, "pass") if s.state == "met" else set() for s in states}
+    out = []
+    for state in states:
+        gate, owed = state.gate, deferred[state.gate.name]
+        payers = [s.gate for s in states if gate.name in s.gate.clears]
+        lines = [] if payers else _debts("deferred, and no gate clears it", owed & set(gate.checks))
+        anybody = {c for s in states if s.gate.clears for c in paid[s.gate.name]}
+        lines += _debts("deferred, and passed nowhere", owed - claimed - anybody)
+        for creditor in gate.clears:
+            wanted = {c for s in states if s.gate.name == creditor for c in deferred[creditor] & set(s.gate.checks)}
+            lines += _debts(f"{creditor} deferred, not cleared here", wanted - paid[gate.name])
+        met = state.state == "met" and not lines
+        out.append(state if met or state.state != "met" else replace(state, state="open", reasons=tuple(lines)))
+    return out
 
 
-def _settle(state: GateState, debts: Mapping[str, list[str]], payers: set[str], runs: Mapping[str, _Run]) -> GateState:
-    reasons = []
-    own = debts[state.gate.name]
-    if own and state.gate.name not in payers:
-        reasons.append(f"deferred, and no gate clears it: {', '.join(own)}")
-    if state.state == "met":
-        passed = {c.name for e in state.evidence for c in runs[e].receipt.checks if c.outcome == "pass"}
-        for creditor in state.gate.clears:
-            reasons += [f"{creditor} deferred {c}, not cleared here" for c in debts[creditor] if c not in passed]
-    if not reasons or state.state != "met":
-        return state
-    return GateState(state.gate, "open", state.evidence, tuple(reasons), state.history)
+def _debts(text: str, checks: set[str]) -> list[str]:
+    return [f"{text}: {', '.join(sorted(checks))}"] if checks else []
 
 
-def _deferred(state: GateState, runs: Mapping[str, _Run]) -> set[str]:
-    checks = (c for e in state.evidence for c in runs[e].receipt.checks)
-    return {c.name for c in checks if c.outcome == "deferred"}
+def _outcomes(state: GateState, runs: Mapping[str, _Run], outcome: str) -> set[str]:
+    return {c.name for e in state.evidence for c in runs[e].receipt.checks if c.outcome == outcome}
 
 
 def _supporting(run: _Run, gates: Sequence[Gate], candidate: Candidate, now: datetime) -> dict[str, Any]:

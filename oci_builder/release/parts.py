@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,8 +114,3 @@ def checksums(wholes: Mapping[str, str], parts: Iterable[Part]) -> bytes:
     joined = [(name, sha) for name, sha in sorted(wholes.items()) if name not in published]
     lines += [f"# cat {name}.part* > {name}   gives {sha}" for name, sha in joined]
     return ("\n".join(lines) + "\n").encode()
-
-
-def same_file(part: Part) -> bool:
-    """Whether the part is a whole file (and can be given to an uploader by its path)."""
-    return part.offset == 0 and part.size == os.path.getsize(part.source)  # noqa: PTH202

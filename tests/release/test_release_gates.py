@@ -224,7 +224,7 @@ class TestDeferrals:
     def test_a_deferral_that_is_not_cleared_keeps_the_release_a_candidate(self) -> None:
         found = run([IMPORTS, SINGLE], self.early, on_gpu("single"))
         assert (found.state, found.gates[1].reasons) == (
-            "candidate", ("imports-cpu deferred deep-ep, not cleared here",),
+            "candidate", ("imports-cpu deferred, not cleared here: deep-ep",),
         )  # fmt: skip
 
     def test_the_single_gpu_gate_clears_it(self) -> None:
@@ -238,6 +238,17 @@ class TestDeferrals:
     def test_a_deferral_that_nobody_clears_is_no_pass(self) -> None:
         state, reasons = only(run([IMPORTS], self.early))
         assert (state, reasons) == ("candidate", "deferred, and no gate clears it: deep-ep")
+
+    def test_a_deferral_does_not_hold_up_another_gate_of_the_same_receipt(self) -> None:
+        other = {**IMPORTS, "name": "other", "checks": ["torch"], "deferrable": []}
+        found = run([other, IMPORTS, SINGLE], self.early)
+        assert [g.state for g in found.gates] == ["met", "met", "open"]
+
+    def test_a_deferral_that_no_gate_asks_about_must_be_passed_somewhere(self) -> None:
+        early = receipt("imports", checks=checks(torch="pass", deep_ep="pass", extra="deferred"))
+        assert "extra" in only(run([IMPORTS, SINGLE], early, on_gpu("single")))[1]
+        cleared = on_gpu("single", checks=checks(ok="pass", extra="pass"))
+        assert run([IMPORTS, SINGLE], early, cleared).state == "pass"
 
     def test_what_may_not_be_deferred_is_no_pass(self) -> None:
         bad = receipt("imports", checks=checks(torch="deferred", deep_ep="pass"))

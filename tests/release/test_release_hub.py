@@ -170,6 +170,23 @@ def test_no_secret_is_in_an_error(hub: FakeHub, tmp_path: Path) -> None:
     assert (TOKEN in text, "s3cr3t" in text) == (False, False)
 
 
+def test_a_proxy_password_is_in_no_error(hub: FakeHub, tmp_path: Path) -> None:
+    env = {"HF_TOKEN": TOKEN, "HTTP_PROXY": "http://me:pr0xypass@127.0.0.1:9", "NO_PROXY": "", "no_proxy": ""}
+    with pytest.raises(TransportError) as caught:
+        commit_files(target(hub, env=env), parts_of(tmp_path, a=10), "m")
+    assert ("pr0xypass" in repr(caught.value), hub.log) == (False, [])
+
+
+def test_a_proxy_that_refuses_the_password_does_not_show_it(hub: FakeHub, tmp_path: Path) -> None:
+    """The stand-in as a proxy that answers 407 and quotes what it got."""
+    hub.faults.append(lambda r: Reply(407, r.headers.get("proxy-authorization", "none").encode()))
+    env = {"HF_TOKEN": TOKEN, "HTTP_PROXY": hub.url.replace("//", "//me:pr0xypass@"), "NO_PROXY": "", "no_proxy": ""}
+    with pytest.raises(TransportError) as caught:
+        commit_files(target(hub, env=env, endpoint="http://hub.invalid"), parts_of(tmp_path, a=10), "m")
+    text = repr(caught.value)
+    assert ("pr0xypass" in text, "bWU6cHIweHlwYXNz" in text, "407" in text) == (False, False, True)
+
+
 def test_a_file_that_changes_after_it_was_hashed_is_refused(hub: FakeHub, tmp_path: Path) -> None:
     (part,) = parts_of(tmp_path, a=2000)
     part.source.write_bytes(bytes(2000))
