@@ -1,0 +1,230 @@
+"""The chroot runner and the whole chain from a build to checks on real GPUs. Needs a machine with an NVIDIA GPU.
+
+    python3 tests/device/chroot_gpu.py host OUT      the machine's own root below an overlay: standard library only
+    python3 tests/device/chroot_gpu.py image OUT     build an image of it, verify, unpack, run the checks
+
+Everything is logged to OUT (receipts as JSON, one summary, one log). The base of the image is this machine's root file
+system without the driver, the caches and the environment; the environment (``--env``, /opt/torch/.venv) is the tier.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+CHECKS = Path(__file__).resolve().parent / "checks"
+ORDINARY_UID = 12345
+PREFIX = "/opt/rt"
+SHM = 1 << 30
+# Settings of a machine's owner that must stay set in every program (they keep NVLink multicast off).
+SITE = ("NCCL_NVLS_ENABLE", "TORCH_SYMM_MEM_DISABLE_MULTICAST", "NVSHMEM_DISABLE_NVLS")
+# Not part of the image: the tier, the driver, kernel and scratch file systems, caches, and profilers.
+EXCLUDED = (
+    "opt/torch", "opt/nvidia", "usr/local/nvidia", "proc", "sys", "dev", "run", "tmp", "mnt", "media", "work", "root",
+    "home", "boot", "var/cache", "var/lib/apt", "var/log", "usr/share/doc", "usr/share/man", "lost+found",
+    "usr/lib/firmware", "usr/lib/modules", "swapfile",
+)  # fmt: skip
+
+FACTS = (
+    "df -h / /var/tmp /dev/shm",
+    "du -xsh / /opt/torch /usr/local/cuda* /opt/* 2>/dev/null",
+    "cat /proc/devices",
+    "ls -la /dev /proc/driver/nvidia/gpus /usr/local/nvidia /usr/local/nvidia/lib64",
+    "cat /proc/driver/nvidia/version",
+    "findmnt",
+    "ldconfig -p | grep -i -e libcuda -e nvidia-ml",
+    "env | grep -i -e nccl -e cuda -e nvshmem -e torch -e path",
+    "grep Cap /proc/self/status",
+    "ls -la /opt/torch/.venv/bin/python3 /usr/bin/python3",
+)
+
+
+@dataclass
+class Session:
+    """Where results go, and how many GPUs there are."""
+
+    out: Path
+    work: Path
+    python: str
+    gpus: int
+    summary: dict[str, Any]
+
+    def say(self, text: str) -> None:
+        """One line for the log and the terminal."""
+        line = f"{time.strftime('%H:%M:%S')} {text}"
+        print(line, flush=True)
+        with (self.out / "log.txt").open("a") as file:
+            file.write(line + "\n")
+
+    def save(self, name: str, value: Any) -> None:
+        """A JSON file among the results; the summary is written with each."""
+        for place, content in ((name, value), ("summary.json", self.summary)):
+            (self.out / place).write_text(json.dumps(content, indent=1, sort_keys=True) + "\n")
+
+    def timed(self, name: str, command: Sequence[str], **options: Any) -> int:
+        """Run a command, note its seconds and status in the summary, and return the status."""
+        self.say("$ " + " ".join(command))
+        started, before = time.monotonic(), os.times()
+        with (self.out / "log.txt").open("a") as log:
+            status = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, **options).returncode
+        after = os.times()
+        cpu = after.children_user + after.children_system - before.children_user - before.children_system
+        seconds = round(time.monotonic() - started, 2)
+        self.summary.setdefault("steps", {})[name] = {
+            "status": status,
+            "seconds": seconds,
+            "cpu_seconds": round(cpu, 2),
+        }
+        self.say(f"{name}: status {status}, {seconds} s, {cpu:.1f} s of CPU")
+        self.save("summary.json", self.summary)
+        return status
+
+
+def checks(python: str, gpus: int) -> list[dict[str, Any]]:
+    """The checks, for an interpreter inside the sandbox."""
+    env = {"TRITON_CACHE_DIR": "/tmp/triton", "HOME": "/tmp", "EXPECT_GPUS": str(gpus)}
+    env.update({name: os.environ[name] for name in SITE if name in os.environ})
+
+    def script(name: str, timeout: float, **more: Any) -> dict[str, Any]:
+        return {"name": name, "argv": [python, f"/checks/gpu_{name}.py"], "timeout": timeout, "env": env, "gpus": 1,
+                "result": "json", "shm": SHM, **more}  # fmt: skip
+
+    found = [
+        {"name": "ldcache", "argv": ["ldconfig", "-p"], "gpus": 1,
+         "stdout": [r"libcuda\.so\.1 .*=> /usr/local/nvidia/"]},
+        {"name": "smi", "argv": ["nvidia-smi", "-L"], "stdout": ["UUID: GPU-"], "gpus": 1},
+        {"name": "nvcc", "argv": ["/bin/sh", "/checks/gpu_nvcc.sh"], "timeout": 120, "gpus": 1,
+         "stdout": ["the kernel is right", "linked with the driver"]},
+        script("torch", 180),
+        script("triton", 180),
+    ]  # fmt: skip
+    return found + ([script("nccl", 180, gpus=2)] if gpus > 1 else [])
+
+
+def request(session: Session, root: str, isolation: str, python: str, **more: Any) -> dict[str, Any]:
+    """A request for the runner with the checks bound to /checks."""
+    return {
+        "schema": "chroot-exec/1", "root": root, "isolation": isolation, "gpu": {}, "output_limit": 16384,
+        "binds": [{"source": str(session.work / "checks"), "target": "/checks"}],
+        "checks": checks(python, session.gpus), **more,
+    }  # fmt: skip
+
+
+def run_request(session: Session, name: str, value: dict[str, Any]) -> bool:
+    """Run the copied runner on a request, as an ordinary user when it is rootless; whether all passed."""
+    rootless = value["isolation"] == "rootless"
+    place = session.work / f"{name}.json"
+    place.write_text(json.dumps(value))
+    receipt = session.work / "receipts" / f"{name}.json"
+    user: dict[str, Any] = {"user": ORDINARY_UID, "group": ORDINARY_UID, "extra_groups": []} if rootless else {}
+    command = [session.python, "-m", "chroot_exec", str(place), "--output", str(receipt)]
+    session.timed(name, command, cwd=session.work, env={"PATH": os.environ["PATH"], "HOME": "/tmp"}, **user)
+    if not receipt.exists():
+        return False
+    found = json.loads(receipt.read_text())
+    session.save(f"{name}.json", found)
+    session.say(f"{name}: {found['outcome']} {found['error'] or ''} {found['sandbox'].get('notes')}")
+    for check in found["checks"]:
+        session.say(f"  {check['name']}: {check['outcome']} {check['code']} {check['message']} {check['seconds']} s")
+        if check["outcome"] != "pass" and check["stderr"]:
+            session.say(check["stdout"]["text"][-1500:] + check["stderr"]["text"][-1500:])
+    session.summary.setdefault("outcomes", {})[name] = {c["name"]: c["outcome"] for c in found["checks"]}
+    session.save("summary.json", session.summary)
+    return bool(found["outcome"] == "pass")
+
+
+def prepare(out: Path) -> Session:
+    """Copy runner and checks to where an ordinary user can read them, and note the machine's facts."""
+    out.mkdir(parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp(prefix="chroot-gpu-", dir="/var/tmp"))
+    work.chmod(0o755)
+    shutil.copytree(REPOSITORY / "chroot_exec", work / "chroot_exec", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(CHECKS, work / "checks")
+    (work / "receipts").mkdir()
+    (work / "receipts").chmod(0o1777)
+    python = "/usr/bin/python3" if os.access("/usr/bin/python3", os.X_OK) else sys.executable
+    listed = subprocess.run(["sh", "-c", "nvidia-smi -L"], capture_output=True, text=True).stdout
+    session = Session(out, work, python, listed.count("UUID: GPU-"), {"gpus": listed.splitlines()})
+    session.summary["kernel"] = os.uname().release
+    session.summary["cpus"] = os.cpu_count()
+    for command in FACTS:
+        done = subprocess.run(["timeout", "40", "sh", "-c", command], capture_output=True, text=True)
+        session.say(f"$ {command}\n{done.stdout}{done.stderr}")
+    return session
+
+
+def host(session: Session, environment: Path) -> bool:
+    """The machine's own root, as root and rootless."""
+    python = str(environment / "bin/python3")
+    good = run_request(session, "host-root", request(session, "/", "root", python))
+    return run_request(session, "host-rootless", request(session, "/", "rootless", python)) and good
+
+
+def image(session: Session, environment: Path) -> bool:
+    """Build, verify, unpack, and run from the archive."""
+    out, cli = session.work / "dist", [sys.executable, "-m", "oci_builder.cli"]
+    spec = {
+        "name": "device-check", "tag": "r1", "epoch": 0, "base": {"rootfs": "/", "exclude": list(EXCLUDED)},
+        "prefix": PREFIX, "tiers": {"base": {"path": str(environment)}},
+        "env": ["PATH=/usr/local/cuda/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"],
+    }  # fmt: skip
+    (session.work / "spec.json").write_text(json.dumps(spec))
+    (session.work / "checks.json").write_text(
+        json.dumps({"checks": checks(f"{PREFIX}/envs/base/bin/python3", session.gpus)})
+    )
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")]))}
+    jobs = str(os.cpu_count())
+    archives = [str(out / "runtime.oci.tar"), str(out / "runtime.docker.tar.gz")]
+    build = [*cli, "build", str(session.work / "spec.json"), "--out", str(out), "--cache", str(session.work / "cache"),
+             "--jobs", jobs]  # fmt: skip
+    if session.timed("build", build, env=env):
+        return False
+    session.timed("rebuild", build, env=env)
+    shutil.copy(out / "container.json", session.out)
+    session.summary["sizes"] = {p.name: p.stat().st_size for p in sorted(out.iterdir()) if p.is_file()}
+    session.timed("sha256sum", ["sha256sum", *archives])
+    status = session.timed("verify", [*cli, "verify", *archives, "--json", str(session.out / "verify.json")], env=env)
+    tree = session.work / "tree"
+    status = session.timed("unpack", [*cli, "unpack", archives[0], str(tree)], env=env) or status
+    inside = f"{PREFIX}/envs/base/bin/python3"
+    config = {"Env": spec["env"]}
+    good = run_request(session, "image-root", request(session, str(tree), "root", inside, config=config))
+    good = (
+        run_request(session, "image-rootless", request(session, str(tree), "rootless", inside, config=config)) and good
+    )
+    shutil.rmtree(tree)
+    gate = [*cli, "verify", *archives, "--exec", "--gpu", "all", "--checks", str(session.work / "checks.json"),
+            "--bind", f"{session.work / 'checks'}:/checks", "--receipt", str(session.out / "gates.json"),
+            "--cache", str(session.work / "cache")]  # fmt: skip
+    return session.timed("verify-exec", gate, env=env) == 0 and good and not status
+
+
+def main() -> int:
+    """Run one part; 0 when everything passed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("part", choices=("host", "image"))
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--env", type=Path, default=Path("/opt/torch/.venv"))
+    options = parser.parse_args()
+    session = prepare(options.out)
+    try:
+        good = {"host": host, "image": image}[options.part](session, options.env)
+    finally:
+        shutil.rmtree(session.work, ignore_errors=True)
+    session.say("all passed" if good else "NOT all passed")
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
