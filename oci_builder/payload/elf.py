@@ -82,7 +82,9 @@ def read_elf(source: Source) -> ElfFacts:
         BadElf: the headers are cut off or contradict the file's size.
     """
     try:
-        return _read(ELFFile(cast("IO[bytes]", _stream(source))), source.size)
+        # pyelftools' objects refer to each other; closing frees the bytes without waiting for the cycle collector.
+        with _stream(source) as stream:
+            return _read(ELFFile(cast("IO[bytes]", stream)), source.size)
     except BadElf:
         raise
     except (

@@ -126,3 +126,11 @@ def test_a_glibc_that_is_no_version_is_refused(text: str) -> None:
     with pytest.raises(SpecError) as caught:
         Glibc.parse(text)
     assert caught.value.code == "spec.glibc"
+
+
+def test_a_host_compiler_too_old_for_a_package_is_found(tmp_path: Path) -> None:
+    package(tmp_path / SITE, "flashinfer-python", "1")
+    (tmp_path / "usr/lib/gcc/x86_64-linux-gnu/11").mkdir(parents=True)
+    assert [(r.severity, r.actual) for r in rows(assess(tmp_path), "jit.compiler")] == [("warning", "11")]
+    (tmp_path / "usr/lib/gcc/x86_64-linux-gnu/13").mkdir()
+    assert not rows(assess(tmp_path), "jit.compiler")

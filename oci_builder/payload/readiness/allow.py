@@ -62,11 +62,20 @@ class Library:
 
 @dataclass(frozen=True, slots=True)
 class Jit:
-    """A package that calls compilers at run time, and what it needs."""
+    """A package that calls compilers at run time, and what it needs.
+
+    Attributes:
+        needs: names of tools.
+        severity: of a missing tool in a tree that has a system of its own: ``error``, or ``warning`` where few uses
+            of the package compile.
+        gcc: the oldest host GCC that builds its kernels; empty for any.
+    """
 
     package: str
     needs: tuple[str, ...]
     reason: str
+    severity: str = "error"
+    gcc: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import stat
 import tempfile
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import BinaryIO
 
@@ -70,18 +70,15 @@ def entry_facts(entry: TarEntry, reader: TarReader, scratch: Scratch) -> FileFac
     if not entry.size:
         return None
     data = reader.data()
-    pieces: list[bytes] = []
-    have = 0
-    while have < min(_HEAD, entry.size):
-        pieces.append(bytes(next(data, b"")))
-        have += len(pieces[-1])
-    head = b"".join(pieces)
-    read = wanted(entry.name, head)
+    first = next(data, memoryview(b""))
+    while len(first) < min(_HEAD, entry.size) and (more := next(data, None)):
+        first = memoryview(bytes(first) + bytes(more))
+    read = wanted(entry.name, bytes(first[:_HEAD]))
     if read is None:
         return None
     if entry.size <= IN_MEMORY:
-        return read(entry.name, MemorySource(b"".join([head, *data])))
-    return read(entry.name, scratch.fill([head], data, entry.size))
+        return read(entry.name, MemorySource(b"".join([first, *data])))
+    return read(entry.name, scratch.fill(first, data, entry.size))
 
 
 class Scratch:
@@ -97,7 +94,7 @@ class Scratch:
         if self._file:
             self._file.close()
 
-    def fill(self, first: list[bytes], rest: Iterable[bytes | memoryview], size: int) -> FileRange:
+    def fill(self, first: memoryview, rest: Iterable[bytes | memoryview], size: int) -> FileRange:
         """Replace the content by ``first`` and ``rest``, ``size`` bytes together.
 
         Raises:
@@ -107,7 +104,7 @@ class Scratch:
             if self._file is None:
                 self._file = tempfile.TemporaryFile(prefix="oci-builder-readiness-", buffering=0)
             self._file.seek(0)
-            for piece in (*first, *rest):
+            for piece in chain([first], rest):
                 _write_all(self._file, piece)
             self._file.truncate()
             return FileRange(self._file.fileno(), 0, size)
@@ -172,7 +169,7 @@ def _folder_node(root: bytes, path: bytes, info: os.stat_result) -> tuple[bytes,
     mode = stat.S_IMODE(info.st_mode)
     try:
         if stat.S_ISLNK(info.st_mode):
-            return path, Node("link", mode, link=os.readlink(full))  # noqa: PTH115 (bytes)
+            return path, Node("link", mode, link=os.readlink(full))
         if stat.S_ISDIR(info.st_mode):
             return path, Node("dir", mode)
         if not stat.S_ISREG(info.st_mode):

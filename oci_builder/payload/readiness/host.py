@@ -23,7 +23,9 @@ _CXX: tuple[tuple[Version, Version, Version], ...] = (
     ((2, 35), (3, 4, 30), (1, 3, 13)),
     ((2, 39), (3, 4, 33), (1, 3, 15)),
 )
-_DRIVER_FILE = re.compile(rb"(?:\A|/)(?:libcuda|libnvidia-[a-z0-9-]+|libnvcuvid|libcudadebugger)\.so(?:\.[0-9.]+)?\Z")
+_DRIVER_FILE = re.compile(
+    rb"(?:\A|/)(?:libcuda|libnvidia-(?!container)[a-z0-9-]+|libnvcuvid|libcudadebugger)\.so(?:\.[0-9.]+)?\Z"
+)
 # A loader never searches these for libcuda, or they are what a link editor needs.
 _HARMLESS = re.compile(rb"/stubs/|(?:\A|/)compat/")
 _COMPAT = re.compile(rb"(?:\A|/)cuda[^/]*/compat(?:/|\Z)|(?:\A|/)compat\Z")

@@ -14,6 +14,7 @@ from oci_builder.payload.readiness.packages import Packages, canonical
 from oci_builder.payload.readiness.report import ERROR, NOTE, WARNING, Row
 from oci_builder.payload.readiness.tree import Tree
 
+_GCC = re.compile(rb"usr/lib/gcc/x86_64-linux-gnu/([0-9]{1,3})\Z")
 _CUDA_VERSION = re.compile(r"CUDA_VERSION ([0-9]+)")
 
 
@@ -30,9 +31,21 @@ def judge_jit(tree: Tree, packages: Packages, rules: Rules, *, complete: bool) -
                 listed = ", ".join(missing)
                 host = "" if complete else " here; the host must provide them"
                 message = f"compiles at run time ({rule.reason}) but finds no {listed}{host}"
-                severity = ERROR if complete else WARNING
+                severity = rule.severity if complete else WARNING
                 yield Row(severity, "jit.missing", show(package.site)[1:-1], message, str(package), "", listed)
+            newest = _newest_gcc(tree)
+            if rule.gcc and newest and newest < int(rule.gcc):
+                message = f"its kernels need GCC {rule.gcc} or later, and GCC {newest} is the newest here"
+                yield Row(WARNING, "jit.compiler", "", message, str(package), rule.gcc, str(newest))
+    if packages.by_site:
+        absent = ", ".join(sorted({t.name for t in rules.tool} - have)) or "nothing"
+        yield Row(NOTE, "jit.tools", "", f"of the run-time compilers, {absent} is absent", actual=absent)
     yield from _empty_values(tree)
+
+
+def _newest_gcc(tree: Tree) -> int:
+    """The major version of the newest GCC in the tree, by the folder that each keeps; 0 when there is none."""
+    return max((int(m[1]) for m in map(_GCC.match, tree.nodes) if m), default=0)
 
 
 def _present(tree: Tree, tools: Iterable[Tool]) -> set[str]:

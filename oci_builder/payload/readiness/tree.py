@@ -84,43 +84,32 @@ class Tree:
 
     def resolve(self, path: bytes) -> bytes | None:
         """The real path of ``path`` inside the tree, as ``openat2(RESOLVE_IN_ROOT)`` would find it; None: none."""
-        return self._resolve(path, _FOLLOWS)
-
-    def _resolve(self, path: bytes, follows: int) -> bytes | None:
         folder, _, name = path.strip(b"/").rpartition(b"/")
-        parent = self._folder(folder, follows) if name not in (b"", b".", b"..") else None
-        if parent is None:
-            parent = self._walk(path, follows)
-            return parent if parent is not None and (parent in self.nodes or not parent) else None
-        return self._enter(parent, name, follows)
-
-    def _enter(self, parent: bytes, name: bytes, follows: int) -> bytes | None:
-        real = posixpath.join(parent, name)
-        node = self.nodes.get(real)
-        if node is None or node.kind != "link":
-            return real if node is not None else None
-        if follows <= 0:
-            return None
-        base = b"" if node.link.startswith(b"/") else parent
-        return self._walk(posixpath.join(base, node.link.lstrip(b"/")), follows - 1)
-
-    def _folder(self, folder: bytes, follows: int) -> bytes | None:
         if folder not in self._folders:
-            self._folders[folder] = self._walk(folder, follows)
-        return self._folders[folder]
+            self._folders[folder] = self._walk(b"", folder)
+        parent = self._folders[folder]
+        return None if parent is None else self._walk(parent, name)
 
-    def _walk(self, path: bytes, follows: int) -> bytes | None:
-        at = b""
-        for name in path.split(b"/"):
+    def _walk(self, at: bytes, path: bytes) -> bytes | None:
+        # One budget of links for the whole path, as the kernel counts: links that use links twice would never end.
+        pending, follows = path.split(b"/")[::-1], 0
+        while pending:
+            name = pending.pop()
             if name in (b"", b"."):
                 continue
             if name == b"..":
                 at = at.rpartition(b"/")[0]
                 continue
-            found = self._enter(at, name, follows)
-            if found is None:
+            real = posixpath.join(at, name)
+            node = self.nodes.get(real)
+            if node is None or follows > _FOLLOWS:
                 return None
-            at = found
+            if node.kind != "link":
+                at = real
+                continue
+            follows += 1
+            at = b"" if node.link.startswith(b"/") else at
+            pending += node.link.split(b"/")[::-1]
         return at
 
 
@@ -168,7 +157,7 @@ def _landing(nodes: dict[bytes, Node], below: Tree, delta: Delta, folder: bytes)
 def _add_folders(nodes: dict[bytes, Node], paths: Iterable[bytes]) -> None:
     for path in list(paths):
         folder = path.rpartition(b"/")[0]
-        while folder and folder not in nodes:
+        while folder and (folder not in nodes or nodes[folder].kind not in ("dir", "link")):
             nodes[folder] = Node("dir", 0o755)
             folder = folder.rpartition(b"/")[0]
 
