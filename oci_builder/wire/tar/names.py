@@ -16,7 +16,7 @@ def ignore(_code: str, _message: str) -> None:
 
 
 class Place:
-    """Where something stands, rendered only when somebody asks: naming each of 190,000 entries costs as much as reading."""
+    """Where something stands, rendered only when somebody asks: that costs as much as reading an entry."""
 
     __slots__ = ("archive", "at")
 

@@ -272,7 +272,7 @@ class TarReader:
         return mode & 0o7777
 
     def _link(
-        self, raw: RawHeader, values: dict[bytes, bytes], names: dict[bytes, bytes], kind: Kind, where: str
+        self, raw: RawHeader, values: dict[bytes, bytes], names: dict[bytes, bytes], kind: Kind, where: Where
     ) -> bytes:
         if kind not in (Kind.SYMLINK, Kind.HARDLINK):
             return b""

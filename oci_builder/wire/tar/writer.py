@@ -7,7 +7,7 @@ building machine's), device fields of ordinary entries zero.
 from __future__ import annotations
 
 from oci_builder.wire.tar.entry import Kind, TarEntry
-from oci_builder.wire.tar.header import BLOCK, checksum
+from oci_builder.wire.tar.header import BLOCK, byte_sum
 from oci_builder.wire.tar.pax import XATTR, record
 
 _TYPES = {
@@ -21,6 +21,8 @@ _TYPES = {
 }
 _MAX_8 = 0o7777777
 _MAX_12 = 0o77777777777
+_MAGIC = b"ustar\x0000" + bytes(64)
+_NO_DEVICE = b"0000000\x000000000\0"
 _PAX_NAME = b"PaxHeaders/entry"
 
 
@@ -30,7 +32,7 @@ def encode_header(entry: TarEntry) -> bytes:
     if entry.kind is Kind.DIR:
         name += b"/"
     seconds = entry.mtime_ns // 1_000_000_000
-    records: dict[bytes, bytes] = {XATTR + key: value for key, value in entry.xattrs.items()}
+    records = {XATTR + key: value for key, value in entry.xattrs.items()} if entry.xattrs else {}
     prefix, short = _split(name)
     if short is None:
         records[b"path"] = name
@@ -80,12 +82,9 @@ def _block(
     name: bytes, prefix: bytes, mode: int, uid: int, gid: int, size: int, mtime: int, kind: bytes, link: bytes,
     major: int, minor: int,
 ) -> bytes:  # fmt: skip
-    block = bytearray(BLOCK)
-    block[0 : len(name)] = name
-    block[100:157] = b"%07o\0%07o\0%07o\0%011o\0%011o\0        %s" % (mode, uid, gid, size, mtime, kind)
-    block[157 : 157 + len(link)] = link
-    block[257:265] = b"ustar\x0000"
-    block[329:345] = b"%07o\0%07o\0" % (major, minor)
-    block[345 : 345 + len(prefix)] = prefix
-    checksum(block)
-    return bytes(block)
+    head = name.ljust(100, b"\0") + b"%07o\0%07o\0%07o\0%011o\0%011o\0" % (mode, uid, gid, size, mtime)
+    middle = kind + link.ljust(100, b"\0") + _MAGIC
+    numbers = b"%07o\0%07o\0" % (major, minor) if major or minor else _NO_DEVICE
+    # The checksum field itself counts as eight spaces.
+    total = byte_sum(head) + byte_sum(middle) + byte_sum(numbers) + byte_sum(prefix) + 8 * 32
+    return b"%b%06o\0 %b%b%b" % (head, total, middle, numbers, prefix.ljust(167, b"\0"))
