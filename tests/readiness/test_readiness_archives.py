@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import io
 import json
+import random
 import subprocess
 import tarfile
 from pathlib import Path
@@ -265,3 +266,16 @@ def test_the_report_in_all_its_forms(tmp_path: Path) -> None:
     assert "NOT READY for sm_100" in report.to_text().splitlines()[-1]
     assert "<b>" not in report.to_html()
     assert [(f.code, f.severity, f.exit_status) for f in report.findings()] == [("gpu.none", "error", 1)]
+
+
+def test_random_damage_never_does_more_than_say_no(tmp_path: Path) -> None:
+    dice = random.Random(9)
+    good = tar(oci(LAYERS, pack="plain"))
+    for _ in range(300):
+        data = bytearray(good)
+        for _ in range(dice.randint(1, 3)):
+            data[dice.randrange(len(data))] = dice.randrange(256)
+        try:
+            judge(tmp_path / "a.tar", bytes(data))
+        except OciBuilderError:
+            pass

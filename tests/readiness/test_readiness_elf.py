@@ -28,6 +28,12 @@ def test_facts_of_a_library(tmp_path: Path) -> None:
 
 
 @needs_gcc
+def test_names_that_are_not_ascii_are_read_as_utf_8(tmp_path: Path) -> None:
+    library(tmp_path / "x.so", flags=("-Wl,-soname,libü.so.1",))
+    assert read_elf(MemorySource((tmp_path / "x.so").read_bytes())).soname == "libü.so.1"
+
+
+@needs_gcc
 def test_a_cpu_level_note_is_read(tmp_path: Path) -> None:
     library(tmp_path / "x.so", flags=("-Wl,-z,x86-64-v3",))
     assert read_elf(MemorySource((tmp_path / "x.so").read_bytes())).isa == 3

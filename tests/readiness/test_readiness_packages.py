@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -134,3 +135,21 @@ def test_a_host_compiler_too_old_for_a_package_is_found(tmp_path: Path) -> None:
     assert [(r.severity, r.actual) for r in rows(assess(tmp_path), "jit.compiler")] == [("warning", "11")]
     (tmp_path / "usr/lib/gcc/x86_64-linux-gnu/13").mkdir()
     assert not rows(assess(tmp_path), "jit.compiler")
+
+
+def test_text_files_that_make_no_sense_end_quickly_and_without_a_crash(tmp_path: Path) -> None:
+    site = tmp_path / SITE
+    package(site, "nvidia-cuda-runtime", "not.a.version")
+    for name, text in {
+        "etc/ld.so.conf": "include ld.so.conf\n" * 50_000 + "include " + "*" * 4000 + "\n",
+        f"{SITE}/flashinfer_cubin/cubins/a/checksums.txt": " \nabc \n\n\tx\n",
+        f"{SITE}/k.ptx": "\n" * 70_000 + ".version 9." + "9" * 9000,
+        "cuda/include/cuda.h": "#define CUDA_VERSION " + "9" * 9000 + "\n",
+        f"{SITE}/b-1.dist-info/METADATA": "Requires-Dist: " + "==" * 9000 + "\n",
+        f"{SITE}/b-1.dist-info/RECORD": '"\n,,,\n"x.so\n../../../../../../x.so,,\n',
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    start = time.monotonic()
+    assess(tmp_path, env={"LD_LIBRARY_PATH": "\ud800:/x", "CUDA_HOME": "\ud800"})
+    assert time.monotonic() - start < 3

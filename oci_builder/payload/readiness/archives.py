@@ -239,7 +239,7 @@ def _docker(blobs: Blobs, where: str, reading: Reading) -> tuple[bytes, list[byt
     if not isinstance(value, list) or not value:
         raise FormatError("json.field", f"{where}: manifest.json is no list of images", where=where)
     item = validate(DockerArchiveItem, value[0], f"{where}: manifest.json", reading.limits)
-    return item.config.encode(), [name.encode() for name in item.layers or ()]
+    return item.config.encode("utf-8", "replace"), [name.encode("utf-8", "replace") for name in item.layers or ()]
 
 
 def _blob(descriptor: Descriptor) -> bytes:

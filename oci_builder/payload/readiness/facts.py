@@ -16,7 +16,8 @@ AR_MAGIC = b"!<arch>\n"
 _TOOLS = frozenset({"nvcc", "ptxas", "ptxas-blackwell", "cicc", "fatbinary", "nvlink", "cuobjdump", "nvdisasm"})
 _TOOL_VERSION = re.compile(rb"release [0-9]+\.[0-9]+, V([0-9]+\.[0-9]+\.[0-9]+)")
 _ARCH_NOTE = re.compile(rb"-arch[ =](sm_[0-9]{2,3}[af]?)[ \0]")
-_PTX_TARGET = re.compile(rb"^\s*\.version\s+(\d+)\.(\d+)\s*$.*?^\s*\.target\s+(sm_\d+[af]?)\b", re.M | re.S)
+_PTX_VERSION = re.compile(rb"^[ \t]*\.version[ \t]+([0-9]{1,3})\.([0-9]{1,3})\b", re.M)
+_PTX_TARGET = re.compile(rb"^[ \t]*\.target[ \t]+(sm_[0-9]{2,3}[af]?)\b", re.M)
 _ACCELERATED = 0x8
 
 Entries = tuple[Code, ...]
@@ -130,11 +131,12 @@ def _read_fatbin(_path: bytes, source: Source) -> FileFacts:
 
 
 def _read_ptx(_path: bytes, source: Source) -> FileFacts:
-    match = _PTX_TARGET.search(source.pread(64 << 10, 0))
-    arch = Arch.parse(match[3].decode()) if match else None
-    if not match or not arch:
+    text = source.pread(64 << 10, 0)
+    version, target = _PTX_VERSION.search(text), _PTX_TARGET.search(text)
+    arch = Arch.parse(target[1].decode()) if target else None
+    if not version or not arch:
         return FileFacts()
-    code = Code("ptx", arch, (int(match[1]), int(match[2])))
+    code = Code("ptx", arch, (int(version[1]), int(version[2])))
     return FileFacts(gpu=GpuCode(modules=(((code,), 1),)), loose=True)
 
 
@@ -202,7 +204,7 @@ _TEXTS: tuple[tuple[re.Pattern[bytes], re.Pattern[bytes] | None], ...] = (
     (re.compile(rb"\.dist-info/METADATA\Z"), re.compile(rb"^(?:Name|Version): .*|^Requires-Dist: .*==.*", re.M)),
     (re.compile(rb"\.dist-info/RECORD\Z"), re.compile(rb"^[^\n,]*(?:\.so\b|\.cubin|\.ptx|\.a,|/bin/)[^\n]*", re.M)),
     (re.compile(rb"\Aetc/ld\.so\.conf(?:\.d/[^/]+\.conf)?\Z"), None),
-    (re.compile(rb"\binclude/cuda\.h\Z"), re.compile(rb"^#define CUDA_VERSION [0-9]+", re.M)),
+    (re.compile(rb"\binclude/cuda\.h\Z"), re.compile(rb"^#define CUDA_VERSION [0-9]{1,9}\b", re.M)),
     (re.compile(rb"/flashinfer_cubin/cubins/.*/checksums\.txt\Z"), None),
 )
 _TEXT_SIZE = 32 << 20

@@ -154,7 +154,8 @@ def judge_cuda(tree: Tree, packages: Packages, target: Target) -> Iterator[Row]:
 def _main_major(packages: Packages) -> int:
     """The CUDA major of the installed torch's runtime; 0 when there is none."""
     for package in packages.named("nvidia-cuda-runtime"):
-        return int(package.version.partition(".")[0])
+        if match := re.match(r"[0-9]{1,3}(?=\.)", package.version):
+            return int(match[0])
     for major in (13, 12, 11):
         if next(packages.named(f"nvidia-cuda-runtime-cu{major}"), None):
             return major

@@ -15,7 +15,7 @@ from oci_builder.payload.readiness.report import ERROR, NOTE, WARNING, Row
 from oci_builder.payload.readiness.tree import Tree
 
 _GCC = re.compile(rb"usr/lib/gcc/x86_64-linux-gnu/([0-9]{1,3})\Z")
-_CUDA_VERSION = re.compile(r"CUDA_VERSION ([0-9]+)")
+_CUDA_VERSION = re.compile(r"CUDA_VERSION ([0-9]{1,9})\b")
 
 
 def judge_jit(tree: Tree, packages: Packages, rules: Rules, *, complete: bool) -> Iterator[Row]:
@@ -71,7 +71,7 @@ def _empty_values(tree: Tree) -> Iterator[Row]:
         value = tree.env.get(key)
         if value is not None and (":" in value or not value.startswith("/")):
             message = f"{key}={value!r} is not one absolute folder, so tools below it are not found"
-            yield Row(ERROR, "jit.env", "", message, expected="an absolute folder", actual=f"{key}={value}")
+            yield Row(ERROR, "jit.env", "", message, expected="an absolute folder", actual=show(f"{key}={value}")[1:-1])
 
 
 def judge_versions(tree: Tree, packages: Packages, rules: Rules, target: Target) -> Iterator[Row]:
@@ -141,8 +141,9 @@ def _manifests(tree: Tree, packages: Packages) -> Iterator[Row]:
         if not path.endswith(b"/checksums.txt"):
             continue
         folder = path.rpartition(b"/")[0]
-        names = [line.split(maxsplit=1)[1].strip().lstrip("*") for line in facts.text.splitlines() if " " in line]
-        missing = [n for n in names if folder + b"/" + n.encode("utf-8", "surrogateescape") not in tree.nodes]
+        lines = [line.split(maxsplit=1) for line in facts.text.splitlines()]
+        names = [parts[1].strip().lstrip("*") for parts in lines if len(parts) == 2]
+        missing = [n for n in names if folder + b"/" + n.encode("utf-8", "replace") not in tree.nodes]
         if missing:
             message = f"{len(missing)} of {len(names)} prebuilt kernels are missing, first {show(missing[0])[1:-1]}"
             yield Row(ERROR, "jit.kernels", show(folder)[1:-1], message, packages.owner(path), "", str(len(missing)))

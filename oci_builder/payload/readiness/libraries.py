@@ -18,6 +18,7 @@ from oci_builder.payload.readiness.tree import Tree
 _DEFAULT = (
     b"lib/x86_64-linux-gnu", b"usr/lib/x86_64-linux-gnu", b"lib64", b"usr/lib64", b"lib", b"usr/lib",
 )  # fmt: skip
+_CONF_LINES = 1000
 _OS = (b"usr/", b"lib/", b"lib64/", b"bin/", b"sbin/")
 
 
@@ -61,10 +62,10 @@ class Loader:
     def find(self, path: bytes, elf: ElfFacts, name: str) -> Found:
         """Where the library ``name`` that ``path`` needs comes from."""
         if "/" in name:
-            real = self.tree.resolve(name.encode())
+            real = self.tree.resolve(name.encode("utf-8", "replace"))
             return Found("file", real) if real else Found("missing")
         for folder in self._folders(path, elf):
-            real = self.tree.find(folder, name.encode("utf-8", "surrogateescape"))
+            real = self.tree.find(folder, name.encode("utf-8", "replace"))
             if real and self._fits(real, elf):
                 return Found("file", real)
         if any(matches(name, d.names) for d in self.rules.driver):
@@ -180,7 +181,7 @@ def _run_path(tree: Tree, path: bytes, where: str, package: str, folder: str) ->
         yield Row(
             WARNING, "rpath.relative", where, f"run path {shown!r} depends on the working folder", package, "", shown
         )
-    elif tree.resolve(folder.encode("utf-8", "surrogateescape")) is None:
+    elif tree.resolve(folder.encode("utf-8", "replace")) is None:
         yield Row(
             WARNING, "rpath.foreign", where, f"run path {shown} does not exist here: it names the build machine",
             package, "$ORIGIN/…", shown,
@@ -192,13 +193,13 @@ def _run_path(tree: Tree, path: bytes, where: str, package: str, folder: str) ->
 
 def expand(folder: str, origin: bytes) -> bytes:
     """A run path entry as a path of the tree."""
-    text = folder.replace("${ORIGIN}", "$ORIGIN").encode("utf-8", "surrogateescape")
+    text = folder.replace("${ORIGIN}", "$ORIGIN").encode("utf-8", "replace")
     text = text.replace(b"$ORIGIN", b"/" + origin).replace(b"$LIB", b"lib64").replace(b"${LIB}", b"lib64")
     return posixpath.normpath(text).lstrip(b"/")
 
 
 def _split(value: str) -> list[bytes]:
-    return [posixpath.normpath(p).strip("/").encode("utf-8", "surrogateescape") for p in value.split(":") if p]
+    return [posixpath.normpath(p).strip("/").encode("utf-8", "replace") for p in value.split(":") if p]
 
 
 def _conf_folders(tree: Tree, path: bytes, seen: set[bytes]) -> Iterator[bytes]:
@@ -207,14 +208,19 @@ def _conf_folders(tree: Tree, path: bytes, seen: set[bytes]) -> Iterator[bytes]:
     if node is None or node.facts is None or real is None or real in seen:
         return
     seen.add(real)
-    for raw in node.facts.text.splitlines():
+    for raw in node.facts.text.splitlines()[:_CONF_LINES]:
         line = raw.partition("#")[0].strip()
         if line.startswith("include "):
             pattern = posixpath.join("/etc", line[8:].strip()).lstrip("/")
-            for name in sorted(p for p in tree.nodes if fnmatchcase(p.decode("utf-8", "replace"), pattern)):
+            for name in _conf_files(tree, pattern):
                 yield from _conf_folders(tree, name, seen)
         elif line:
-            yield line.split("=")[0].strip("/ ").encode("utf-8", "surrogateescape")
+            yield line.split("=")[0].strip("/ ").encode("utf-8", "replace")
+
+
+def _conf_files(tree: Tree, pattern: str) -> list[bytes]:
+    found = (p for p, _, _ in tree.files() if p.startswith(b"etc/ld.so.conf"))
+    return [p for p in found if fnmatchcase(p.decode("utf-8", "replace"), pattern)]
 
 
 def _site(path: bytes) -> bytes | None:

@@ -108,4 +108,4 @@ def _holds(marker: str | None) -> bool:
 def _recorded(site: bytes, text: str) -> Iterator[bytes]:
     for line in text.splitlines():
         path = line.split('"')[1] if line.startswith('"') else line.partition(",")[0]
-        yield posixpath.normpath(posixpath.join(site, path.encode("utf-8", "surrogateescape")))
+        yield posixpath.normpath(posixpath.join(site, path.encode("utf-8", "replace")))
