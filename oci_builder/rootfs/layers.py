@@ -3,7 +3,7 @@
 Three short cuts, each giving the bytes of the long way:
 
 1. every header and every file's identity is as in an earlier build: its blob is taken, nothing is read;
-2. only identities differ (a rebuilt environment links its files anew): the tar is read and hashed, and the blob taken
+2. inodes or ctimes differ (a rebuilt environment links its files anew): the tar is read and hashed, and the blob taken
    when the diff_id is the same;
 3. some blocks are as in an earlier layer: their compressed form is copied, the rest is compressed.
 """
@@ -11,7 +11,6 @@ Three short cuts, each giving the bytes of the long way:
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -24,9 +23,11 @@ from oci_builder.model.errors import OciBuilderError
 from oci_builder.model.events import Emit, Event, silent
 from oci_builder.model.image import Layer
 from oci_builder.model.jsontext import dump_json
+from oci_builder.model.limits import DEFAULT_LIMITS
 from oci_builder.rootfs.layers_blocks import RULE, Reader, Recipe, layer_blocks, recipes
 from oci_builder.rootfs.layers_plan import LayerPlan
-from oci_builder.wire.compress import Codec, EncodedLayer, encode_layer
+from oci_builder.wire.compress import Codec, EncodedLayer, Options, decode_chunks, encode_layer
+from oci_builder.wire.compress.codecs import crc32
 from oci_builder.wire.source import FileRange
 from oci_builder.wire.tar import encode_header
 
@@ -167,18 +168,18 @@ class _Writer:
 
     def _encode(self) -> dict[str, Any]:
         blocks = _Blocks(self.plan, self.store, self.options, self.about)
-        with self.store.ingest(f"layer-{self.plan.name}-{time.time_ns()}") as ingest:
+        with self.store.ingest(f"layer-{self.plan.name}") as ingest:
             made = encode_layer(
                 blocks.read(self.emit, self.task), ingest.write, self.options.codec, self.options.threads,
                 known=blocks.known,
             )  # fmt: skip
             ingest.commit(made.digest)
         blocks.remember(made)
-        self.store.remember(made.digest, "tar", {"diff_id": made.diff_id, "tar_size": made.tar_size})
-        return {
-            "digest": made.digest, "size": made.size, "diff_id": made.diff_id, "tar_size": made.tar_size,
-            "marker": made.members[-1].blob_offset,
-        }  # fmt: skip
+        # Where the end marker's own member begins: what an archive of several layers leaves out.
+        marker = made.members[-1].blob_offset
+        tar = {"diff_id": made.diff_id, "tar_size": made.tar_size}
+        self.store.remember(made.digest, "tar", {**tar, "marker": marker})
+        return {**tar, "digest": made.digest, "size": made.size}
 
     def _layer(self, made: dict[str, Any]) -> Layer:
         created_by = f"oci-builder: {' and '.join(self.plan.tiers) or self.plan.name}"
@@ -198,7 +199,9 @@ class _Blocks:
         self.cache = options.cache
         self.trust = not options.check
         self.about = about
+        self.codec = options.codec
         self.keys: list[bytes | None] = []
+        self.latest = b""
         self.opened: dict[str, FileRange | None] = {}
 
     def read(self, emit: Emit, task: str) -> Iterator[bytes]:
@@ -208,10 +211,11 @@ class _Blocks:
                 self.keys.append(block_key(recipe, self.about) if self.cache is not None else None)
                 block = reader.block(recipe)
                 emit(Event("advance", task, len(block)))
+                self.latest = block
                 yield block
 
     def known(self, index: int) -> bytes | None:
-        """The compressed form of a block that was read, when an earlier layer has it."""
+        """The compressed form of the block that was read last, when an earlier layer has it."""
         key = self.keys[index]
         place = self.cache.block(key) if self.cache is not None and key is not None and self.trust else None
         if place is None:
@@ -220,7 +224,10 @@ class _Blocks:
         if digest not in self.opened:
             self.opened[digest] = self._open(digest)
         blob = self.opened[digest]
-        return blob.pread(size, offset) if blob is not None and 0 < offset + size <= blob.size else None
+        if blob is None or not 0 <= offset < offset + size <= blob.size:
+            return None
+        member = blob.pread(size, offset)
+        return member if is_member_of(member, self.latest, self.codec) else None
 
     def _open(self, digest: str) -> FileRange | None:
         try:
@@ -237,10 +244,25 @@ class _Blocks:
             self.cache.remember_blocks(places)
 
 
-def layer_keys(plan: LayerPlan, about: bytes) -> tuple[bytes | None, bytes]:
-    """Cache keys of a layer: by all headers and the identity of all content, and by the headers alone.
+def is_member_of(member: bytes, block: bytes, codec: Codec) -> bool:
+    """Whether a member that an earlier build made (with ``codec``) is this block's, and not another one's."""
+    if codec.name == "identity":
+        return member == block
+    if codec.name == "gzip":
+        # Its blob was verified, so that a wrong place is all that can be wrong; crc32 costs a twentieth of inflating.
+        trailer = crc32(block).to_bytes(4, "little") + len(block).to_bytes(4, "little")
+        return member[:2] == b"\x1f\x8b" and member[-8:] == trailer
+    try:
+        return b"".join(decode_chunks([member], codec.name, Options(DEFAULT_LIMITS, "block"))) == block
+    except OciBuilderError:
+        return False
 
-    The first is None when a file was too fresh at the scan for its times to vouch for it.
+
+def layer_keys(plan: LayerPlan, about: bytes) -> tuple[bytes | None, bytes]:
+    """Cache keys of a layer: by all headers and the identity of all content, and by headers and exact times alone.
+
+    The second one survives linking files anew, and a file that was written to has another. The
+    first is None when a file was too fresh at the scan for its times to vouch for it.
     """
     exact, shape = hashlib.sha256(b"exact" + about), hashlib.sha256(b"shape" + about)
     settled = True
@@ -251,8 +273,8 @@ def layer_keys(plan: LayerPlan, about: bytes) -> tuple[bytes | None, bytes]:
         if item.carries:
             identity = item.identity
             if item.data is not None:
-                shape.update(item.data)
                 identity = item.data
+            shape.update(item.data or b"%d" % item.source.mtime_ns)
             if identity is None:
                 settled = False
             else:

@@ -175,7 +175,7 @@ class _TarLayer:
         self.emit(Event("warning", f"base {self.path.name}", message=f"[{code}] {message}"))
 
     def _encode(self, diff_id: Digest) -> dict[str, Any]:
-        with self.store.ingest(f"rootfs-{self.before.st_ino}-{os.getpid()}") as ingest:
+        with self.store.ingest("rootfs") as ingest:
             made = encode_layer(self.source.chunks(BLOCK), ingest.write, self.write.codec, self.write.threads)
             if made.diff_id != diff_id:
                 raise changed(os.fsencode(self.path), "was written to")
@@ -184,7 +184,7 @@ class _TarLayer:
 
     def _copy(self) -> dict[str, Any]:
         hashed = hashlib.sha256()
-        with self.store.ingest(f"rootfs-{self.before.st_ino}-{os.getpid()}") as ingest:
+        with self.store.ingest("rootfs") as ingest:
             for chunk in self.source.chunks():
                 hashed.update(chunk)
                 ingest.write(chunk)
