@@ -15,6 +15,8 @@ from oci_builder.release.folder import ReleaseFolder
 from oci_builder.release.page import render
 from oci_builder.release.receipts import judge
 
+_SHOWN = 60
+
 
 def report_data(
     folder: Path, gates: tuple[Gate, ...], policy: TrustPolicy, now: datetime, spec: str | None = None
@@ -35,6 +37,7 @@ def report_data(
         "layers": layers,
         "tiers": _tiers(layers),
         "packages": _inventories(release),
+        "readiness": _readiness(release),
         "receipts": [_receipt(n, d, policy, now, release.subjects()) for n, d in release.envelopes().items()],
     }
 
@@ -91,6 +94,19 @@ def _inventories(release: ReleaseFolder) -> dict[str, list[dict[str, str]]]:
             for p in _list(document, "packages")
         ]  # fmt: skip
     return out
+
+
+def _readiness(release: ReleaseFolder) -> dict[str, Any] | None:
+    """``readiness.json``, as far as a page shows it: errors and warnings, worst first."""
+    document = release.document("readiness.json")
+    if not isinstance(document, dict):
+        return None
+    rows = [r for r in _list(document, "rows") if r.get("severity") in ("error", "warning")]
+    keys = ("severity", "code", "where", "message")
+    return {
+        "ok": document.get("ok") is True, "target": str(document.get("target") or ""),
+        "rows": [{k: str(r.get(k) or "") for k in keys} for r in rows[:_SHOWN]], "left": max(0, len(rows) - _SHOWN),
+    }  # fmt: skip
 
 
 def _receipt(name: str, data: bytes, policy: TrustPolicy, now: datetime, subjects: Mapping[str, str]) -> dict[str, Any]:

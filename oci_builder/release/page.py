@@ -45,6 +45,7 @@ def render(data: Mapping[str, Any]) -> bytes:
         _gates(verdict["gates"]),
         _layers(data["layers"]),
         _tiers(data["tiers"]),
+        _readiness(data["readiness"]),
         _packages(data["packages"]),
         _receipts(data["receipts"]),
         _not_tested(verdict["not_tested"]),
@@ -166,6 +167,20 @@ def _packages(packages: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
             f"<summary>{escape(tier)}: {len(listed)} packages</summary><div>{table}</div></details>"
         )
     return "<h2>Packages</h2>" + "".join(parts) if parts else ""
+
+
+def _readiness(found: Mapping[str, Any] | None) -> str:
+    if not found:
+        return ""
+    word = "ready" if found["ok"] else "not ready"
+    pill = f'<span id="ready" class="{"met" if found["ok"] else "failed"}" data-ok="{found["ok"]}">{word}</span>'
+    rows = (
+        f'<tr data-readiness="{escape(r["code"])}"><td>{escape(r["severity"])}</td><td>{escape(r["code"])}</td>'
+        f"<td>{escape(r['message'])}<br><code class=\"soft\">{escape(r['where'])}</code></td></tr>"
+        for r in found["rows"]
+    )
+    left = f'<p class="soft">{found["left"]} more in readiness.json</p>' if found["left"] else ""
+    return f"<h2>Readiness for {escape(found['target'])}: {pill}</h2>" + _table(("", "code", "what"), rows) + left
 
 
 def _receipts(receipts: Sequence[Mapping[str, Any]]) -> str:

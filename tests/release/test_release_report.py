@@ -57,6 +57,9 @@ def folder(tmp_path: Path) -> Path:
         {"name": f"pkg{i}", "version": f"{i}.0", "licence": licences[i % 3], "source": "PyPI"} for i in range(9)
     ]
     release.add("inventory-base.json", json.dumps({"tier": "base", "packages": packages}).encode())
+    rows = [{"severity": "error" if i == 0 else "warning", "code": f"gpu.x{i}", "where": "a.so", "message": "no sm_100"}
+            for i in range(61)]  # fmt: skip
+    release.add("readiness.json", json.dumps({"ok": False, "target": "sm_100", "rows": rows}).encode())
     made = [
         receipt(),
         receipt("exec", checks=checks(ok="fail")),
@@ -95,6 +98,10 @@ def agrees(html: str, data: dict[str, Any]) -> None:
     assert page.values("data-layer", "data-tar-size") == {v["digest"]: str(v["tar_size"]) for v in data["layers"]}
     assert page.values("data-receipt", "data-answer") == {r["name"]: r["answer"] for r in data["receipts"]}
     assert page.values("data-packages", "data-count") == {t: str(len(p)) for t, p in data["packages"].items()}
+    assert [a["data-readiness"] for _, a in page.tags if "data-readiness" in a] == [
+        r["code"] for r in data["readiness"]["rows"]
+    ]
+    assert [a["data-ok"] for _, a in page.tags if a.get("id") == "ready"] == [str(data["readiness"]["ok"])]
     for gate in verdict["gates"]:
         assert all(reason in page.text for reason in gate["reasons"])
     for tier in data["tiers"]:
