@@ -2,16 +2,73 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
+from oci_builder.model.digest import Digest
 from oci_builder.model.errors import FormatError
-from oci_builder.rootfs.layers_plan import BaseTree
+from oci_builder.model.events import Emit, Event, silent
+from oci_builder.model.image import Layer
+from oci_builder.model.limits import DEFAULT_LIMITS, Limits
+from oci_builder.rootfs.layers_plan import NO_BASE, BaseTree
 from oci_builder.rootfs.scan import SourceEntry
-from oci_builder.wire.tar import Kind, TarEntry
+from oci_builder.wire.compress import Compression, decode
+from oci_builder.wire.source import FileRange
+from oci_builder.wire.tar import Kind, TarEntry, TarReader
 
 _WHITEOUT = b".wh."
 _OPAQUE = b".wh..wh..opq"
+
+
+class BaseStore(Protocol):
+    """What reading a base needs of a blob store."""
+
+    def open(self, digest: Digest) -> FileRange:
+        """The blob, verified."""
+
+    def recall(self, digest: Digest, key: str) -> Any:
+        """A record kept beside a blob."""
+
+    def remember(self, digest: Digest, key: str, value: Any) -> None:
+        """Keep a record beside a blob."""
+
+
+def read_base(
+    layers: Sequence[Layer],
+    store: BaseStore,
+    *,
+    limits: Limits = DEFAULT_LIMITS,
+    threads: int = 2,
+    emit: Emit = silent,
+) -> BaseTree:
+    """The folders and links of these layers together, lowest first; read once, then recalled from the store.
+
+    Raises:
+        FormatError, PolicyError: what is wrong with a layer (``tar.*``, ``gzip.*``, ``limit.*``, ...).
+        IntegrityError: ``blob.missing``, ``blob.digest``.
+    """
+    if not layers:
+        return NO_BASE
+    top = Digest.parse(layers[-1].descriptor.digest)
+    key = "base-" + hashlib.sha256("".join(layer.diff_id for layer in layers).encode()).hexdigest()[:16]
+    try:
+        return base_from_json(store.recall(top, key))
+    except FormatError:
+        pass
+    collector = BaseCollector()
+    for number, layer in enumerate(layers):
+        task = f"read base layer {number + 1}"
+        emit(Event("start", task, total=layer.tar_size))
+        compression: Compression = layer.compression  # type: ignore[assignment]
+        chunks = decode(
+            store.open(Digest.parse(layer.descriptor.digest)), compression, limits=limits, where=task, threads=threads
+        )
+        collector.apply(TarReader(chunks, limits=limits, where=task))
+        emit(Event("done", task))
+    tree = collector.tree()
+    store.remember(top, key, base_to_json(tree))
+    return tree
 
 
 class BaseCollector:
