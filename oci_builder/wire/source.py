@@ -46,46 +46,49 @@ class ChunkReader:
         offset: bytes consumed so far.
     """
 
-    __slots__ = ("_chunks", "_view", "offset")
+    __slots__ = ("_at", "_chunks", "_end", "_view", "offset")
 
     def __init__(self, chunks: Iterable[bytes | memoryview]) -> None:
         self._chunks = iter(chunks)
         self._view = memoryview(b"")
+        self._at = self._end = 0
         self.offset = 0
 
     def read_exact(self, n: int) -> bytes:
         """``n`` bytes; fewer only when the stream ends before."""
-        view = self._view
-        if len(view) >= n:
-            self._view = view[n:]
-            self.offset += n
-            return bytes(view[:n])
-        return b"".join(self.iter_data(n))
+        at = self._at
+        if at + n > self._end:
+            return b"".join(self.iter_data(n))
+        self._at = at + n
+        self.offset += n
+        return self._view[at : at + n].tobytes()
 
     def iter_data(self, n: int) -> Iterator[memoryview]:
         """The next ``n`` bytes as they come; fewer only when the stream ends before."""
-        while n > 0 and self._fill():
-            part = self._view[:n]
-            self._view = self._view[len(part) :]
+        while n > 0 and (self._at < self._end or self._fill()):
+            part = self._view[self._at : self._at + n]
+            self._at += len(part)
             self.offset += len(part)
             n -= len(part)
             yield part
 
     def skip(self, n: int) -> int:
         """Pass over ``n`` bytes; returns how many there were."""
+        if self._at + n <= self._end:
+            self._at += n
+            self.offset += n
+            return n
         return sum(len(part) for part in self.iter_data(n))
 
     def rest(self) -> Iterator[memoryview]:
         """Everything up to the end of the stream."""
-        while self._fill():
-            part, self._view = self._view, memoryview(b"")
-            self.offset += len(part)
-            yield part
+        while self._at < self._end or self._fill():
+            yield from self.iter_data(self._end - self._at)
 
     def _fill(self) -> bool:
-        while not len(self._view):
-            chunk = next(self._chunks, None)
-            if chunk is None:
-                return False
-            self._view = memoryview(chunk)
-        return True
+        for chunk in self._chunks:
+            if len(chunk):
+                self._view = memoryview(chunk)
+                self._at, self._end = 0, len(chunk)
+                return True
+        return False

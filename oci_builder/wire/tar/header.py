@@ -126,5 +126,5 @@ def _check(block: bytes, where: Where) -> None:
 
 
 def byte_sum(data: bytes) -> int:
-    """The sum of at most 256 bytes. Adler-32's low half is that plus one, modulo 65521, thirty times as fast as ``sum``."""
+    """The sum of at most 256 bytes: Adler-32's low half is that plus one, modulo 65521, and far faster than ``sum``."""
     return (adler32(data) & 0xFFFF) - 1

@@ -5,6 +5,7 @@ What is not of that shape, right or wrong, is left to the careful way, which giv
 
 from __future__ import annotations
 
+import re
 from struct import Struct
 
 from oci_builder.model.limits import Limits
@@ -14,6 +15,8 @@ from oci_builder.wire.tar.header import byte_sum, parse_number
 _FIELDS = Struct("100s8s8s8s12s12s8sc100s8s32s32s16s155s12s")
 _KINDS = {b"0": Kind.FILE, b"1": Kind.HARDLINK, b"2": Kind.SYMLINK, b"5": Kind.DIR}
 _USTAR, _GNU = b"ustar\x0000", b"ustar  \0"
+_EDGE = (b"", b"/")
+_DOTS = re.compile(rb"(?:^|/)\.\.?(?:/|\Z)")
 _NO_PREFIX, _NO_TAIL = bytes(155), bytes(12)
 _MAX_ID = 2**32 - 2
 _SECOND = 1_000_000_000
@@ -45,7 +48,7 @@ def plain_entry(block: bytes, start: int, limits: Limits) -> TarEntry | None:
     raw = name.rstrip(b"\0")
     clean = raw[:-1] if kind is Kind.DIR and raw[-1:] == b"/" else raw
     link = link.rstrip(b"\0")
-    if not _is_clean(clean, limits) or 0 in link:
+    if not _is_clean(clean, limits) or 0 in link or len(link) > limits.name:
         return None
     if kind is Kind.HARDLINK:
         if not _is_clean(link, limits):
@@ -62,15 +65,14 @@ def plain_entry(block: bytes, start: int, limits: Limits) -> TarEntry | None:
 
 
 def _is_clean(name: bytes, limits: Limits) -> bool:
-    """Whether a name (at most 256 bytes) is in clean form already, as far as a glance shows."""
+    """Whether a name of at most 256 bytes surely is in clean form already."""
     return (
-        bool(name)
-        and 0 not in name
-        and name[0] != 0x2F
-        and name[-1] != 0x2F
-        and (name[0] != 0x2E or name[:3] not in (b".", b"..", b"./", b"../") and name[:2] != b"./")
+        0 not in name
+        and name[:1] not in _EDGE
+        and name[-1:] not in _EDGE
         and b"//" not in name
-        and b"/." not in name
+        and ((b"/." not in name and name[0] != 0x2E) or not _DOTS.search(name))
         and name.count(b"/") < limits.depth
-        and len(name) <= min(limits.component, limits.name)
+        and len(name) <= limits.component
+        and len(name) <= limits.name
     )

@@ -15,6 +15,7 @@ from oci_builder.wire.tar import pax
 from oci_builder.wire.tar.entry import Kind, TarEntry
 from oci_builder.wire.tar.header import BLOCK, ZERO_BLOCK, RawHeader, parse_header
 from oci_builder.wire.tar.names import Place, Warn, Where, check_link, clean_name, ignore
+from oci_builder.wire.tar.plain import plain_entry
 from oci_builder.wire.tar.sparse import SparseMap, old_gnu_map, pax_map, sparse_error
 
 _KINDS = {
@@ -56,7 +57,8 @@ class TarReader:
 
     Raises:
         FormatError: ``tar.checksum``, ``tar.truncated``, ``tar.trailing``, ``tar.size``, ``tar.pax``, ``tar.global``,
-            ``tar.longname``, ``tar.ambiguous``, ``tar.link_data``, ``entry.sparse``, ``entry.mtime``, ``path.empty``.
+            ``tar.longname``, ``tar.ambiguous``, ``tar.link_data``, ``entry.sparse``, ``entry.mtime``, ``entry.name``,
+            ``path.empty``.
         PolicyError: ``entry.type``, ``entry.root``, ``entry.owner``, ``entry.device``, ``entry.mode``, ``path.*``,
             ``limit.*``.
     """
@@ -78,6 +80,7 @@ class TarReader:
         self._left = 0  # bytes of the current entry's data area, padding included, not yet read
         self._stored = 0  # of those, content
         self._sparse: SparseMap | None = None
+        self._holes = 0  # bytes that sparse files have on top of what is stored
         self.entries = 0
 
     @property
@@ -87,18 +90,27 @@ class TarReader:
 
     def __iter__(self) -> Iterator[TarEntry]:
         while True:
-            self._skip_data()
+            if self._left:
+                self._skip_data()
             start = self._in.offset
-            raw, records, names = self._headers()
-            if raw is None:
-                self._end(records, names)
-                return
+            block = self._in.read_exact(BLOCK)
+            entry = plain_entry(block, start, self._limits) if len(block) == BLOCK else None
+            if entry is not None:
+                self._sparse = None
+                self._stored = entry.size
+                self._left = entry.size + -entry.size % BLOCK
+            else:
+                raw, records, names = self._headers(block)
+                if raw is None:
+                    self._end(records, names)
+                    return
+                entry = self._entry(raw, records, names, start)
             self.entries += 1
             if self.entries > self._limits.entries:
                 raise PolicyError(
                     "limit.entries", f"{self._where}: more than {self._limits.entries} entries", where=self._where
                 )
-            yield self._entry(raw, records, names, start)
+            yield entry
 
     def data(self) -> Iterator[memoryview]:
         """The current entry's content. Call it once for an entry."""
@@ -107,13 +119,15 @@ class TarReader:
 
     # -- headers ---------------------------------------------------------------------------------------------------
 
-    def _headers(self) -> tuple[RawHeader | None, pax.Records | None, dict[bytes, bytes]]:
-        """The next real header, with the extended headers that belong to it; ``None`` at the end marker."""
+    def _headers(self, block: bytes) -> tuple[RawHeader | None, pax.Records | None, dict[bytes, bytes]]:
+        """From ``block`` on, the next real header and its extended headers; ``None`` at the end marker."""
         records: pax.Records | None = None
         names: dict[bytes, bytes] = {}
-        for _ in range(self._limits.pax_headers + 1):
-            where = Place(self._where, self._in.offset)
-            block = self._in.read_exact(BLOCK)
+        where = Place(self._where, self._in.offset - len(block))
+        for count in range(self._limits.pax_headers + 1):
+            if count:
+                where = Place(self._where, self._in.offset)
+                block = self._in.read_exact(BLOCK)
             if len(block) < BLOCK:
                 raise self._truncated(where, "within a header" if block else "without an end marker")
             if block == ZERO_BLOCK:
@@ -166,14 +180,16 @@ class TarReader:
         if records is not None or names:
             raise FormatError("tar.pax", f"{where}: an extended header without an entry", where=where)
         second = self._in.read_exact(BLOCK)
-        if len(second) < BLOCK and not any(second):
+        if 0 < len(second) < BLOCK and not any(second):
             raise self._truncated(where, "within the end marker")
+        if not second:
+            raise self._trailing(where, "one zero block instead of the end marker's two")
         if second != ZERO_BLOCK:
             raise self._trailing(where, "one zero block and then more")
         extra = 0
         for part in self._in.rest():
             extra += len(part)
-            if part.tobytes().count(0) != len(part):
+            if bytes(part).count(0) != len(part):
                 raise self._trailing(where, "bytes after the end marker")
         if extra and self._strict:
             raise self._trailing(where, f"{extra} zero bytes after the end marker")
@@ -188,7 +204,9 @@ class TarReader:
         if kind is None:
             raise PolicyError("entry.type", f"{where}: entry type {raw.type!r}", where=where, actual=repr(raw.type))
         if kind is Kind.FILE and name.endswith(b"/"):
-            # Before type 5 existed this was how folders were written; Go and GNU tar read it so.
+            # Before type 5 existed this was how folders were written. With type 0 Go sees a file, GNU tar a folder.
+            if raw.type != b"\0":
+                raise FormatError("entry.name", f"{where}: a file's name with a slash at its end", where=where)
             kind = Kind.DIR
         size = pax.integer(values[b"size"], "tar.size", where) if b"size" in values else raw.size
         self._check_size(size, where)
@@ -227,6 +245,12 @@ class TarReader:
             if self._strict:
                 raise sparse_error(where, "our layers hold no sparse entries")
             self._check_size(size, where, "entry.sparse")
+            # Holes cost an archive nothing: what the stream's own budget does not see is counted here.
+            self._holes += size - (stored - used)
+            if self._in.offset + self._holes > self._limits.layer_size:
+                raise PolicyError(
+                    "limit.layer", f"{where}: sparse files expand beyond {self._limits.layer_size} bytes", where=where
+                )
         self._stored = stored - used
         self._left = self._stored + (-stored % BLOCK)
         return size
@@ -298,14 +322,17 @@ class TarReader:
                 raise self._truncated(Place(self._where, self._in.offset), "within an entry's content")
 
     def _skip_data(self) -> None:
-        for _ in self._data_area():
-            pass
+        skipped = self._in.skip(self._stored)
+        self._left -= skipped
+        if skipped < self._stored:
+            raise self._truncated(Place(self._where, self._in.offset), "within an entry's content")
+        self._stored = 0
         if self._left:
             pad = self._in.read_exact(self._left)
             where = Place(self._where, self._in.offset)
             if len(pad) < self._left:
                 raise self._truncated(where, "within padding")
-            if any(pad):
+            if pad.count(0) != len(pad):
                 if self._strict:
                     raise self._trailing(where, "padding that is not zeros")
                 self._warn("tar.padding", f"{where}: padding that is not zeros")
