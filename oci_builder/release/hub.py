@@ -181,6 +181,7 @@ class Hub:
         url = f"{self.api.endpoint}/datasets/{self.repo}/resolve/{commit}/{quote(file['name'])}"
         at, failures = 0, 0
         while True:
+            before = at
             try:
                 for data in self._get(url, at):
                     at += len(data)
@@ -191,7 +192,8 @@ class Hub:
                     return
                 raise TransportError("http.short", f"{file['name']}: the body ended at {at}", where=file["name"])
             except Exception as error:
-                failures += 1
+                # Many breaks are no failure as long as each attempt brings something.
+                failures = 1 if at > before else failures + 1
                 if failures >= _ATTEMPTS or _status(error) in (401, 403, 404):
                     raise
                 time.sleep(0.1 * 2**failures)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+# What is left beside a rectangle that takes nearly everything may round to nothing.
+_LEAST = 1e-9
+
 
 @dataclass(frozen=True, slots=True)
 class Rect:
@@ -32,9 +35,9 @@ def squarify(values: Sequence[int], width: float, height: float) -> tuple[Rect, 
         thick = sum(areas[i] for i in row) / min(width, height)
         out += _place(row, areas, (x, y), thick, vertical=width >= height)
         if width >= height:
-            x, width = x + thick, width - thick
+            x, width = x + thick, max(width - thick, _LEAST)
         else:
-            y, height = y + thick, height - thick
+            y, height = y + thick, max(height - thick, _LEAST)
     return tuple(out)
 
 

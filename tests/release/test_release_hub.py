@@ -132,6 +132,32 @@ def test_a_dropped_download_is_resumed(hub: FakeHub, tmp_path: Path) -> None:
     assert "range" in hub.sent("GET", "/get/")[-1].headers
 
 
+def test_a_download_that_breaks_often_but_advances_ends_well(hub: FakeHub, tmp_path: Path) -> None:
+    (part,) = parts_of(tmp_path, a=90_000)
+    data = part.source.read_bytes()
+
+    def drip(request: Request) -> Reply | None:
+        if "/get/" not in request.path:
+            return None
+        at = int(request.headers.get("range", "bytes=0-")[6:-1])
+        span = {"Content-Range": f"bytes {at}-{len(data) - 1}/{len(data)}"}
+        return Reply(206 if at else 200, data[at:], span if at else {}, cut=12_000)
+
+    hub.faults.append(drip)
+    commit_files(target(hub), [part], "m")
+    assert len(hub.sent("GET", "/get/")) == 8
+
+
+def test_another_range_than_asked_for_is_not_spliced(hub: FakeHub, tmp_path: Path) -> None:
+    (part,) = parts_of(tmp_path, a=90_000)
+    data = part.source.read_bytes()
+    wrong = Reply(206, data[50_000:], {"Content-Range": f"bytes 50000-{len(data) - 1}/{len(data)}"})
+    hub.faults.append(times(1, lambda r: "/get/" in r.path, Reply(200, data, cut=60_000)))
+    hub.faults.append(times(1, lambda r: "/get/" in r.path, wrong))
+    commit_files(target(hub), [part], "m")
+    assert len(hub.sent("GET", "/get/")) == 3
+
+
 @pytest.mark.parametrize("flip", [0, 50_000, 99_999])
 def test_same_size_other_bytes_fail_b226(hub: FakeHub, tmp_path: Path, flip: int) -> None:
     (part,) = parts_of(tmp_path, a=100_000)

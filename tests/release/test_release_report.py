@@ -158,7 +158,11 @@ def test_a_treemap_has_the_right_areas_inside_the_frame(values: list[int]) -> No
     assert sorted(r.index for r in rects) == [i for i, v in enumerate(values) if v]
     for r in rects:
         assert abs(r.w * r.h - values[r.index] / sum(values) * 960 * 320) < 1e-3
-        assert r.x >= -1e-6 and r.x + r.w <= 960 + 1e-6 and r.y >= -1e-6 and r.y + r.h <= 320 + 1e-6
+        assert r.x >= -1e-3 and r.x + r.w <= 960 + 1e-3 and r.y >= -1e-3 and r.y + r.h <= 320 + 1e-3
+
+
+def test_a_speck_beside_a_giant_still_has_a_place() -> None:
+    assert [r.index for r in squarify([1, 10**18, 1], 960, 320)] == [1, 0, 2]
 
 
 def chromium(*arguments: str, home: Path) -> bytes:
