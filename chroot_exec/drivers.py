@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from chroot_exec import elf
 from chroot_exec.errors import RunnerError
-from chroot_exec.host import Host
+from chroot_exec.host import PROGRAM_FOLDERS, Host
 
 TOOLS = (
     "nvidia-smi", "nvidia-debugdump", "nvidia-persistenced", "nvidia-cuda-mps-control", "nvidia-cuda-mps-server",
@@ -88,7 +88,7 @@ def scan(host: Host, version: str) -> DriverFiles:
         )
     found = [f"{home}/{name}" for name in host.names(home) if name.endswith(suffix)]
     found += [path for path in cached if path.endswith(suffix) and not in_compat(path)]
-    return DriverFiles(_libraries(host, found), _tools(host))
+    return DriverFiles(_libraries(host, found), _tools(host, home))
 
 
 def ask_container_cli(host: Host, version: str) -> DriverFiles | None:
@@ -128,5 +128,8 @@ def _libraries(host: Host, paths: Iterable[str]) -> tuple[str, ...]:
     return tuple(by_name[name] for name in sorted(by_name))
 
 
-def _tools(host: Host) -> tuple[str, ...]:
-    return tuple(p for p in map(host.program, TOOLS) if p)
+def _tools(host: Host, home: str) -> tuple[str, ...]:
+    """The driver's programs, rather those beside its libraries; a script of that name is some wrapper of the host."""
+    folders = (os.path.join(os.path.dirname(home), "bin"), *PROGRAM_FOLDERS)
+    found = ((f"{folder}/{name}" for folder in folders if elf.is_elf(host.path(f"{folder}/{name}"))) for name in TOOLS)
+    return tuple(path for path in (next(paths, "") for paths in found) if path)

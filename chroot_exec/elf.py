@@ -12,6 +12,15 @@ _MOST_HEADERS = 256
 _LARGEST_DYNAMIC = 1 << 16
 
 
+def is_elf(path: str) -> bool:
+    """Whether the file is a 64-bit little-endian ELF file."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(6) == b"\x7fELF\x02\x01"
+    except OSError:
+        return False
+
+
 def is_library(path: str, machine: str) -> bool:
     """Whether the file is a 64-bit little-endian shared object for ``machine`` (uname's name)."""
     try:

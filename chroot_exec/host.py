@@ -7,7 +7,7 @@ import os
 import subprocess
 from dataclasses import dataclass
 
-_PROGRAM_FOLDERS = (
+PROGRAM_FOLDERS = (
     "/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin", "/usr/local/nvidia/bin",
 )  # fmt: skip
 _PROGRAM_SECONDS = 30
@@ -53,7 +53,7 @@ class Host:
 
     def program(self, name: str) -> str:
         """Host path of a program, or empty."""
-        for folder in _PROGRAM_FOLDERS:
+        for folder in PROGRAM_FOLDERS:
             if os.access(self.path(f"{folder}/{name}"), os.X_OK):
                 return f"{folder}/{name}"
         return ""
@@ -66,7 +66,7 @@ class Host:
         try:
             done = subprocess.run(
                 [self.path(program), *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                errors="replace", timeout=_PROGRAM_SECONDS, env={"PATH": ":".join(_PROGRAM_FOLDERS), "LC_ALL": "C"},
+                errors="replace", timeout=_PROGRAM_SECONDS, env={"PATH": ":".join(PROGRAM_FOLDERS), "LC_ALL": "C"},
             )  # fmt: skip
         except (OSError, subprocess.TimeoutExpired):
             return []

@@ -62,15 +62,33 @@ def place(files: FileSystem, injection: Injection) -> None:
 
 
 def strays(root: Root, driver: str) -> list[str]:
-    """Notes about driver libraries of another version that the image itself holds."""
-    compat = [f"/usr/local/{n}/compat" for n in root.listdir("/usr/local") if n.startswith("cuda-")]
+    """Notes about driver libraries of another version that the image itself holds, one a folder."""
     notes = []
-    for folder in dict.fromkeys((*_IMAGE_FOLDERS, *compat)):
-        for name in root.listdir(folder):
-            match = _DRIVER_FILE.match(name)
-            if match and match.group(2) != driver:
-                notes.append(f"the image holds {folder}/{name}; the driver is {driver}, whose own library is used")
+    for folder in _library_folders(root):
+        found = [name for name in root.listdir(folder) if _foreign(name, driver)]
+        if found:
+            shown = ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
+            notes.append(f"the image holds {shown} in {folder}; the driver is {driver}, whose own libraries are used")
     return notes
+
+
+def _foreign(name: str, driver: str) -> bool:
+    match = _DRIVER_FILE.match(name)
+    return match is not None and match.group(2) != driver
+
+
+def _library_folders(root: Root) -> list[str]:
+    """Folders where images have driver libraries, each once: many are links to one another."""
+    by_identity: dict[tuple[int, int], str] = {}
+    for folder in (*_IMAGE_FOLDERS, *(f"/usr/local/{n}/compat" for n in root.listdir("/usr/local"))):
+        try:
+            fd = root.open(folder)
+        except RunnerError:
+            continue
+        info = os.fstat(fd)
+        os.close(fd)
+        by_identity.setdefault((info.st_dev, info.st_ino), folder)
+    return list(by_identity.values())
 
 
 def compat_folder(root: Root) -> tuple[str, str]:

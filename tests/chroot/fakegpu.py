@@ -70,7 +70,10 @@ class FakeMachine:
         library(self.libraries / f"libnvidia-ml.so.{VERSION}", "libnvidia-ml.so.1")
         library(self.libraries / f"libnvidia-xyz.so.{VERSION}", "libnvidia-xyz.so.1")
         (self.libraries / "libcuda.so.1").symlink_to(f"libcuda.so.{VERSION}")
-        script(root / "usr/bin/nvidia-smi", "echo fake smi\n")
+        # Any program that shows it ran; a wrapper script of the same name stands earlier in PATH.
+        (root / "usr/bin").mkdir(parents=True)
+        shutil.copy("/bin/echo", root / "usr/bin/nvidia-smi")
+        script(root / "usr/local/bin/nvidia-smi", "echo a wrapper; exit 1\n")
         self.cache([f"libcuda.so.1 (libc6,x86-64) => /{LIBRARY_FOLDER}/libcuda.so.1"])
         if nodes:
             self.nodes()

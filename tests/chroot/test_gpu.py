@@ -186,8 +186,8 @@ class Discovery(unittest.TestCase):
         (self.root / "proc/driver/nvidia/version").unlink()
         self.assertEqual(self.discover().driver, VERSION)
 
-    def test_tools(self) -> None:
-        self.assertEqual([os.path.basename(p) for p in self.discover().tools], ["nvidia-smi"])
+    def test_tools_are_the_driver_s_own_and_no_wrappers(self) -> None:
+        self.assertEqual(self.discover().tools, (str(self.root / "usr/bin/nvidia-smi"),))
 
     def test_nvidia_container_cli(self) -> None:
         self.machine.write("lib/firmware/nvidia/gsp.bin", "x")

@@ -69,7 +69,7 @@ class Properties:
         self.assertNotEqual(check["exit"], 0)
 
     def test_tools_are_found(self) -> None:
-        self.assertEqual(self.gpu_out("nvidia-smi"), "fake smi\n")
+        self.assertEqual(self.gpu_out("nvidia-smi fake smi"), "fake smi\n")
 
     def test_the_receipt_names_driver_and_gpus(self) -> None:
         receipt = self.run_checks({"name": "a", "argv": ["true"]}, root=str(self.image), gpu=self.gpu, status=0)["gpu"]
@@ -84,7 +84,7 @@ class Properties:
         (self.image / "usr/lib/libcuda.so.1").symlink_to("libcuda.so.999.1")
         receipt = self.run_checks({"name": "a", "argv": ["/sbin/ldconfig", "-p"]}, root=str(self.image), gpu=self.gpu)
         notes = " ".join(receipt["sandbox"]["notes"])
-        self.assertIn("/usr/lib/libnvidia-ml.so.999", notes)
+        self.assertIn("libcuda.so.999.1, libnvidia-ml.so.999 in /usr/lib;", notes)
         first = next(t for t in receipt["checks"][0]["stdout"]["text"].splitlines() if "libcuda.so.1 " in t)
         self.assertIn(HOME, first)
 

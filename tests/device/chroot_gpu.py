@@ -165,10 +165,20 @@ def prepare(out: Path) -> Session:
 
 
 def host(session: Session, environment: Path) -> bool:
-    """The machine's own root, as root and rootless."""
+    """The machine's own root, as root; rootless a copy of hard links, since the root has mounts that are locked."""
     python = str(environment / "bin/python3")
     good = run_request(session, "host-root", request(session, "/", "root", python))
-    return run_request(session, "host-rootless", request(session, "/", "rootless", python)) and good
+    tree = session.work / "tree"
+    tree.mkdir()
+    folders = ["bin", "sbin", "lib", "lib64", "usr", "etc", "opt/gcc", str(environment.parent).lstrip("/")]
+    there = [f for f in folders if os.path.lexists("/" + f)]
+    session.timed("link", ["cp", "-alx", "--parents", *there, str(tree)], cwd="/")
+    for folder in ("proc", "sys", "dev", "tmp", "run", "checks", "usr/local/nvidia"):
+        (tree / folder).mkdir(parents=True, exist_ok=True)
+    # The placeholders must be the user's own to mount over; the links are the machine's files and stay as they are.
+    for path in (tree, *(p for p in tree.iterdir() if p.is_dir() and not p.is_symlink())):
+        os.chown(path, ORDINARY_UID, ORDINARY_UID)
+    return run_request(session, "host-rootless", request(session, str(tree), "rootless", python)) and good
 
 
 def image(session: Session, environment: Path) -> bool:
