@@ -123,8 +123,7 @@ def _read(elf: Any, size: int) -> ElfFacts:
 
 
 def _text(value: str | None) -> str:
-    # pyelftools decodes as Latin-1; paths of the tree are UTF-8.
-    return (value or "")[:_TEXT_LIMIT].encode("latin-1", "replace").decode("utf-8", "replace")
+    return (value or "")[:_TEXT_LIMIT]
 
 
 def _expect(good: bool, message: str) -> None:
