@@ -1,0 +1,151 @@
+"""One layer's bytes: decoded, hashed and held to the rules of a layer tar, in one pass."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from oci_builder.model.digest import Digest
+from oci_builder.model.errors import FormatError, OciBuilderError, PolicyError, show
+from oci_builder.verify.hashing import Hashers
+from oci_builder.verify.options import VerifyOptions
+from oci_builder.wire.compress import Compression, MemberSeen, Options, decode_chunks, sniff
+from oci_builder.wire.compress.gzipframe import is_our_member
+from oci_builder.wire.compress.pull import Pull
+from oci_builder.wire.tar import Kind, NameLedger, TarEntry, TarReader
+
+# Findings, warnings and open hard links that are kept of one layer.
+_MOST_KEPT = 10_000
+_END_MARKER = 1024
+_OF_THE_STREAM = ("gzip.", "zstd.", "limit.layer", "limit.ratio", "io.")
+
+
+@dataclass(slots=True)
+class LayerFacts:
+    """What a blob is, read as a layer.
+
+    Attributes:
+        compression: what its bytes show.
+        diff_id, tar_size: of the uncompressed bytes; None where they could not be read to the end.
+        problems, warnings: of the compression and the tar, for whoever finds that this blob is a layer.
+        rule_breaks: what our own layers may not have (devices, setuid), judged only when it is ours.
+        names: every name in it.
+        open_links: hard links to names that are not in it, as (name, target).
+        ours: True when its first gzip member is one of ours.
+    """
+
+    compression: Compression = "identity"
+    diff_id: Digest | None = None
+    tar_size: int = 0
+    problems: list[OciBuilderError] = field(default_factory=list)
+    warnings: list[tuple[str, str]] = field(default_factory=list)
+    rule_breaks: list[OciBuilderError] = field(default_factory=list)
+    names: NameLedger = field(default_factory=NameLedger)
+    open_links: list[tuple[bytes, bytes]] = field(default_factory=list)
+    ours: bool = False
+
+
+def read_layer(
+    chunks: Iterable[bytes | memoryview], where: str, options: VerifyOptions, hashers: Hashers
+) -> LayerFacts:
+    """Read a blob as a layer. Never raises for what its bytes hold; all of ``chunks`` is consumed."""
+    pull = Pull(chunks)
+    head = pull.peek(64)
+    facts = LayerFacts(compression=sniff(head), ours=is_our_member(head))
+    last: list[MemberSeen] = []
+
+    def seen(member: MemberSeen) -> None:
+        last[:] = [member]
+
+    def warn(code: str, message: str) -> None:
+        if len(facts.warnings) < _MOST_KEPT:
+            facts.warnings.append((code, message))
+
+    strict = options.strict and facts.ours
+    how = Options(options.limits, where, options.workers, strict, warn, seen)
+    tar_hash = hashers.new("tar")
+    decoded = decode_chunks(_rest(pull), facts.compression, how)
+    try:
+        tar = TarReader(tar_hash.tee(decoded), limits=options.limits, where=where, strict=strict, warn=warn)
+        end = _walk(tar, where, facts)
+        for _ in tar_hash.tee(decoded):
+            pass
+        facts.diff_id, facts.tar_size = tar_hash.digest(), tar_hash.size
+        _name_trailing_member(facts, end, last, where)
+    except OciBuilderError as error:
+        facts.problems.append(error)
+    for _ in _rest(pull):
+        pass
+    return facts
+
+
+def _rest(pull: Pull) -> Iterator[memoryview]:
+    while chunk := pull.some(1 << 20):
+        yield chunk
+
+
+def _walk(tar: TarReader, where: str, facts: LayerFacts) -> int:
+    """Check the tar; a fault of it is kept and the walk ends, while its bytes go on to be hashed.
+
+    Returns where the end marker of a well-formed tar would end.
+    """
+    end = 0
+    try:
+        for entry in tar:
+            end = tar.tar_size + entry.size + (-entry.size % 512)
+            _check_entry(entry, where, facts)
+    except OciBuilderError as error:
+        if error.code.startswith(_OF_THE_STREAM):
+            raise
+        facts.problems.append(error)
+    return end + _END_MARKER
+
+
+def _name_trailing_member(facts: LayerFacts, end: int, last: list[MemberSeen], where: str) -> None:
+    """What follows the tar in a member of its own was appended: say so, it is no slip of a tar writer."""
+    for at, problem in enumerate(facts.problems):
+        if problem.code == "tar.trailing" and last and last[0].offset and last[0].data_offset >= end:
+            facts.problems[at] = FormatError(
+                "layer.trailing",
+                f"{where}: a further member at byte {last[0].offset} holds data after the end of the tar",
+                where=where, offset=last[0].offset,
+            )  # fmt: skip
+
+
+def _check_entry(entry: TarEntry, where: str, facts: LayerFacts) -> None:
+    if len(facts.problems) + len(facts.rule_breaks) > _MOST_KEPT:
+        return
+    code = facts.names.note(entry)
+    if code == "entry.duplicate":
+        facts.problems.append(
+            PolicyError(code, f"{where}: {show(entry.name)} stands twice", where=f"{where}: {show(entry.name)}")
+        )
+    elif code == "entry.link_target" and len(facts.open_links) < _MOST_KEPT:
+        facts.open_links.append((entry.name, entry.link))
+    if b".wh." in entry.name:
+        _check_whiteout(entry, where, facts)
+    if entry.kind in (Kind.CHAR, Kind.BLOCK, Kind.FIFO):
+        facts.rule_breaks.append(_breaks("entry.device", f"a {entry.kind} entry", entry, where))
+    elif entry.mode & 0o6000 and entry.kind is Kind.FILE:
+        facts.rule_breaks.append(_breaks("entry.mode", "a setuid or setgid file", entry, where))
+
+
+def _check_whiteout(entry: TarEntry, where: str, facts: LayerFacts) -> None:
+    parent, base = posixpath.split(entry.name)
+    what = ""
+    if any(part.startswith(b".wh.") for part in parent.split(b"/")):
+        what = "an entry below a whiteout"
+    elif base in (b".wh.", b".wh..", b".wh..."):
+        what = "a whiteout of nothing, or of the folder itself"
+    elif base.startswith(b".wh..wh.") and base != b".wh..wh..opq":
+        what = "a reserved whiteout name"
+    elif base.startswith(b".wh.") and (entry.kind is not Kind.FILE or entry.size):
+        what = "a whiteout that is not an empty file"
+    if what:
+        facts.problems.append(_breaks("entry.whiteout", what, entry, where))
+
+
+def _breaks(code: str, what: str, entry: TarEntry, where: str) -> PolicyError:
+    place = f"{where}: {show(entry.name)}"
+    return PolicyError(code, f"{place}: {what}", where=place, actual=what)

@@ -1,0 +1,185 @@
+"""The OCI view of an archive: oci-layout, index.json, and all that they lead to."""
+
+from __future__ import annotations
+
+from oci_builder.model import media
+from oci_builder.model.documents import Descriptor, ImageConfig, Index, Manifest
+from oci_builder.model.errors import show
+from oci_builder.verify.graph import Graph, is_attestation
+from oci_builder.verify.image import ImageView, check_image, layer_of
+from oci_builder.verify.names import image_name
+
+CONTAINERD_NAME = "io.containerd.image.name"
+REF_NAME = "org.opencontainers.image.ref.name"
+_LAYOUT_VERSION = "1.0.0"
+
+
+def oci_view(graph: Graph) -> list[ImageView]:
+    """All images that index.json leads to, each checked."""
+    if "index.json" not in graph.contents.members:
+        return []
+    _check_layout(graph)
+    member = graph.member("index.json")
+    index = graph.parse(Index, member, "index.json") if member else None
+    if index is None:
+        return []
+    _check_own_type(graph, index, "index.json", media.OCI_INDEX)
+    if graph.options.strict:
+        _check_our_index(graph, index)
+    images: list[ImageView] = []
+    for number, descriptor in enumerate(index.manifests):
+        images += _descend(graph, descriptor, f"index.json: manifest {number}", 1)
+    if not index.manifests:
+        graph.findings.error("archive.images", "index.json", "no image in it")
+    return _merge_names(images)
+
+
+def _check_layout(graph: Graph) -> None:
+    member = graph.member("oci-layout")
+    if member is None:
+        graph.findings.error("archive.missing", "oci-layout", "an OCI layout needs this file")
+        return
+    with graph.findings.collecting():
+        value = graph.document(member, "oci-layout")
+        version = value.get("imageLayoutVersion") if isinstance(value, dict) else None
+        if version != _LAYOUT_VERSION:
+            graph.findings.error(
+                "layout.version", "oci-layout", "not a layout version that we know", expected=_LAYOUT_VERSION,
+                actual=show(str(version)[:80]),
+            )  # fmt: skip
+
+
+def _check_own_type(graph: Graph, document: Index | Manifest, where: str, expected: str) -> None:
+    if document.media_type is None:
+        graph.findings.judge(graph.options.strict)("media.missing", where, "no mediaType", expected=expected)
+    elif document.media_type != expected:
+        graph.findings.error(
+            "media.mismatch", where, "the document's mediaType is not what leads to it", expected=expected,
+            actual=show(document.media_type),
+        )  # fmt: skip
+
+
+def _check_our_index(graph: Graph, index: Index) -> None:
+    if len(index.manifests) != 1:
+        graph.findings.error(
+            "archive.images", "index.json", "our index has one image", expected=1, actual=len(index.manifests)
+        )
+    for descriptor in index.manifests:
+        notes = descriptor.annotations or {}
+        names = [notes.get(REF_NAME), notes.get(CONTAINERD_NAME)]
+        if not all(names) or image_name(names[0] or "") != image_name(names[1] or ""):
+            graph.findings.error(
+                "archive.names", "index.json", f"{REF_NAME} and {CONTAINERD_NAME} must both give the full name",
+                actual=show(str(names)),
+            )  # fmt: skip
+
+
+def _descend(graph: Graph, descriptor: Descriptor, where: str, depth: int) -> list[ImageView]:
+    if descriptor.media_type in media.INDEX_TYPES:
+        return _nested(graph, descriptor, where, depth)
+    if descriptor.media_type in (media.DOCKER_SCHEMA1, media.DOCKER_SCHEMA1_SIGNED):
+        graph.findings.error("media.schema1", where, "Docker manifest schema 1 is not supported")
+        return []
+    if descriptor.media_type not in media.MANIFEST_TYPES:
+        graph.blob(descriptor, where)
+        graph.findings.error(
+            "media.mismatch", where, "neither a manifest nor an index", expected=media.OCI_MANIFEST,
+            actual=show(descriptor.media_type),
+        )  # fmt: skip
+        return []
+    if is_attestation(descriptor):
+        _attestation(graph, descriptor, where)
+        return []
+    image = _image(graph, descriptor, where)
+    return [image] if image else []
+
+
+def _nested(graph: Graph, descriptor: Descriptor, where: str, depth: int) -> list[ImageView]:
+    most = graph.options.limits.index_depth
+    member = graph.blob(descriptor, where)
+    if depth >= most:
+        graph.findings.error("limit.index_depth", where, f"indexes nested deeper than {most}", status=4)
+        return []
+    index = graph.parse(Index, member, where) if member else None
+    if index is None:
+        return []
+    _check_own_type(graph, index, where, descriptor.media_type)
+    images: list[ImageView] = []
+    for number, inner in enumerate(index.manifests):
+        images += _descend(graph, inner, f"{where}: manifest {number}", depth + 1)
+    name = _names(descriptor)
+    for image in images:
+        image.names |= name
+    return images
+
+
+def _attestation(graph: Graph, descriptor: Descriptor, where: str) -> None:
+    """Not an image; its blobs are checked like all others."""
+    member = graph.blob(descriptor, where, needed=False)
+    manifest = graph.parse(Manifest, member, where) if member else None
+    for blob in (manifest.config, *manifest.layers) if manifest else ():
+        graph.blob(blob, f"{where}: attestation", needed=False)
+
+
+def _image(graph: Graph, descriptor: Descriptor, where: str) -> ImageView | None:
+    needed = _wanted(graph, descriptor)
+    member = graph.blob(descriptor, where, needed=needed)
+    manifest = graph.parse(Manifest, member, where) if member else None
+    if manifest is None:
+        return None
+    _check_own_type(graph, manifest, where, descriptor.media_type)
+    _check_family(graph, manifest, descriptor.media_type, where)
+    config_member = graph.blob(manifest.config, f"{where}: config", needed=needed)
+    if manifest.config.media_type not in media.CONFIG_TYPES:
+        graph.findings.error(
+            "media.mismatch", f"{where}: config", "not an image config", expected=media.OCI_CONFIG,
+            actual=show(manifest.config.media_type),
+        )  # fmt: skip
+    config = graph.parse(ImageConfig, config_member, f"{where}: config") if config_member else None
+    layers = [layer_of(graph, layer, f"{where}: layer {n}") for n, layer in enumerate(manifest.layers)]
+    if config is None or config_member is None:
+        return None
+    image = ImageView(where, config, config_member, layers, descriptor, _names(descriptor))
+    check_image(graph, image, len(manifest.layers))
+    _check_platform(graph, descriptor, image)
+    return image
+
+
+def _check_family(graph: Graph, manifest: Manifest, kind: str, where: str) -> None:
+    docker = kind == media.DOCKER_MANIFEST
+    types = [manifest.config.media_type, *(layer.media_type for layer in manifest.layers)]
+    if any(("docker" in one) != docker for one in types):
+        judge = graph.findings.judge(graph.options.strict)
+        judge("media.family", where, "Docker and OCI media types in one manifest: some clients refuse it")
+
+
+def _wanted(graph: Graph, descriptor: Descriptor) -> bool:
+    platform = descriptor.platform
+    return platform is None or graph.options.platform.startswith(f"{platform.os}/{platform.architecture}")
+
+
+def _check_platform(graph: Graph, descriptor: Descriptor, image: ImageView) -> None:
+    platform, config = descriptor.platform, image.config
+    if platform and (platform.os, platform.architecture) != (config.os, config.architecture):
+        graph.findings.error(
+            "config.platform", image.where, "the index and the config name different platforms",
+            expected=f"{platform.os}/{platform.architecture}", actual=image.platform,
+        )  # fmt: skip
+
+
+def _names(descriptor: Descriptor) -> set[str]:
+    notes = descriptor.annotations or {}
+    found = notes.get(CONTAINERD_NAME) or notes.get(REF_NAME)
+    return {image_name(found)} if found else set()
+
+
+def _merge_names(images: list[ImageView]) -> list[ImageView]:
+    """One image under several names is several descriptors with one digest."""
+    merged: dict[str, ImageView] = {}
+    for image in images:
+        key = image.manifest.digest if image.manifest else image.where
+        if key in merged:
+            merged[key].names |= image.names
+        else:
+            merged[key] = image
+    return list(merged.values())

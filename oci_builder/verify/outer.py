@@ -1,0 +1,263 @@
+"""The three outer forms: a folder, a tar, a gzip-compressed tar. Each is read once, from front to back."""
+
+from __future__ import annotations
+
+import os
+import stat
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from oci_builder.model.errors import FormatError, OciBuilderError, TransportError, show
+from oci_builder.model.events import Event
+from oci_builder.verify.contents import Contents, Intake
+from oci_builder.verify.hashing import Hashers, SideHash
+from oci_builder.verify.options import Findings, VerifyOptions
+from oci_builder.verify.sameness import Known, Segment, Shared
+from oci_builder.wire.compress import MemberSeen, Options, decode_chunks, sniff
+from oci_builder.wire.source import FileRange
+from oci_builder.wire.tar import Kind, TarEntry, TarReader
+
+_CHUNK = 1 << 20
+
+
+def read_archive(
+    path: Path, options: VerifyOptions, findings: Findings, hashers: Hashers, shared: Shared | None = None
+) -> Intake:
+    """Read everything that ``path`` holds. Faults of the bytes become findings.
+
+    Raises:
+        TransportError: ``io.error`` when the path cannot be opened or read.
+    """
+    try:
+        if path.is_dir():
+            intake = Intake(Contents(path, "identity", is_folder=True), options, findings, hashers)
+            _folder(intake, path)
+            return intake
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            return _file(path, fd, options, findings, hashers, shared)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise TransportError("io.error", f"{path}: {error.strerror}", where=str(path)) from None
+
+
+def _file(
+    path: Path, fd: int, options: VerifyOptions, findings: Findings, hashers: Hashers, shared: Shared | None
+) -> Intake:
+    info = os.fstat(fd)
+    if not stat.S_ISREG(info.st_mode):
+        raise TransportError("io.error", f"{path}: neither a file nor a folder", where=str(path))
+    source = FileRange(fd, 0, info.st_size)
+    outer = sniff(source.pread(4, 0))
+    cuts = shared.segments(source) if shared and outer == "gzip" else []
+    for segments in ([cuts] if options.shortcut and cuts else []) + [[Segment(0, source.size)]]:
+        attempt = Findings(findings.where)
+        intake = Intake(Contents(path, outer, info.st_size), options, attempt, hashers)
+        whole = hashers.new("file")
+        # Fails when a shared segment is not just a member's content, or anything else is odd: then all is read.
+        if _OuterTar(intake, source, segments, whole).run():
+            break
+    intake.findings = findings
+    for finding in attempt.found:
+        findings.add(finding)
+    _mark_shared(intake.contents, cuts)
+    intake.contents.digest = whole.digest()
+    if whole.size != info.st_size:
+        findings.error("io.changed", "", "the file changed while it was read", status=5)
+    return intake
+
+
+def _mark_shared(contents: Contents, cuts: list[Segment]) -> None:
+    same = {cut.known.diff_id for cut in cuts if cut.known}
+    for member in contents.members.values():
+        member.shared = member.digest in same
+
+
+class _OuterTar:
+    """Walks the tar of an archive file."""
+
+    __slots__ = ("_foreign", "_intake", "_places", "_segments", "_source", "_unplaced", "_whole")
+
+    def __init__(self, intake: Intake, source: FileRange, segments: list[Segment], whole: SideHash) -> None:
+        self._intake, self._source, self._segments, self._whole = intake, source, segments, whole
+        self._unplaced: dict[int, Known] = {}
+        self._places: list[tuple[int, int, str]] = []
+        self._foreign: list[tuple[int, int]] = []
+
+    def run(self) -> bool:
+        """Read all members; False when shared segments are in use and anything is not as it should be."""
+        intake = self._intake
+        where, limits = intake.findings.where, intake.options.limits
+        tar = TarReader(self._stream(), limits=limits, where=where, warn=self._unusual)
+        try:
+            for entry in tar:
+                self._member(entry, tar)
+        except OciBuilderError as error:
+            if any(segment.known for segment in self._segments):
+                return False
+            intake.findings.take(_not_an_archive(error, intake.contents))
+            intake.contents.complete = False
+            self._hash_rest()
+        else:
+            self._check_end(tar.tar_size)
+        self._place_foreign_members()
+        return not self._unplaced
+
+    def _check_end(self, size: int) -> None:
+        end = self._places[-1][1] if self._places else 0
+        if self._intake.options.strict and size > end + -end % 512 + 1024:
+            self._intake.findings.error(
+                "tar.trailing", "", "our archives end with two zero blocks, no more", actual=size
+            )
+
+    def _hash_rest(self) -> None:
+        """The digest is of the whole file, however far its tar could be read."""
+        at = self._whole.size
+        while at < self._source.size and (chunk := self._source.pread(_CHUNK, at)):
+            self._whole.update(chunk)
+            at += len(chunk)
+
+    def _stream(self) -> Iterator[bytes | memoryview]:
+        """The outer tar's bytes; a shared segment stands as zeros that nobody will look at."""
+        zeros, position = memoryview(bytes(_CHUNK)), 0
+        for segment in self._segments:
+            raw = self._whole.tee(self._raw(segment))
+            if segment.known:
+                self._unplaced[position] = segment.known
+                for _ in raw:
+                    pass
+                for at in range(0, segment.known.tar_size, _CHUNK):
+                    yield zeros[: segment.known.tar_size - at]
+                position += segment.known.tar_size
+            else:
+                for chunk in self._decoded(raw, segment, position):
+                    position += len(chunk)
+                    yield chunk
+
+    def _raw(self, segment: Segment) -> Iterator[bytes]:
+        at, emit, task = segment.start, self._intake.options.emit, f"verify {self._intake.contents.path.name}"
+        while at < segment.end:
+            chunk = self._source.pread(min(_CHUNK, segment.end - at), at)
+            if not chunk:
+                return
+            at += len(chunk)
+            emit(Event("advance", task, amount=len(chunk)))
+            yield chunk
+
+    def _decoded(
+        self, raw: Iterable[bytes | memoryview], segment: Segment, position: int
+    ) -> Iterator[bytes | memoryview]:
+        options, contents = self._intake.options, self._intake.contents
+
+        def seen(member: MemberSeen) -> None:
+            contents.written_by_us |= member.ours
+            if not member.ours and len(self._foreign) < limits.archive_members:
+                self._foreign.append((position + member.data_offset, segment.start + member.offset))
+
+        limits = replace(options.limits, layer_size=options.limits.image_size)
+        # Before a shared segment nothing may be left over: padding there would hide from the cut.
+        strict = options.strict or segment.end < self._source.size
+        how = Options(limits, self._intake.findings.where, options.workers, strict, self._unusual, seen)
+        return decode_chunks(raw, contents.outer, how)
+
+    def _place_foreign_members(self) -> None:
+        starts = [start for start, _, _ in self._places]
+        for data_at, at in self._foreign:
+            index = bisect_right(starts, data_at) - 1
+            inside = index >= 0 and data_at < self._places[index][1]
+            self._intake.contents.foreign_members.setdefault(self._places[index][2] if inside else "", at)
+
+    def _member(self, entry: TarEntry, tar: TarReader) -> None:
+        contents, findings = self._intake.contents, self._intake.findings
+        name = entry.name.decode("utf-8", "surrogateescape")
+        shown = show(entry.name)
+        self._check_header(entry, shown)
+        if entry.kind is Kind.DIR:
+            contents.folders.add(name)
+            return
+        if name in contents.members or name in contents.links:
+            findings.error("archive.duplicate", shown, "two members of this name: readers differ in which they take")
+            return
+        if len(contents.members) >= self._intake.options.limits.archive_members:
+            raise FormatError("limit.members", f"{findings.where}: more than {len(contents.members)} members")
+        if entry.kind is Kind.SYMLINK:
+            contents.links[name] = _target(name, entry.link)
+            return
+        if entry.kind is not Kind.FILE:
+            findings.error("archive.member", shown, f"a {entry.kind} in an image archive", actual=entry.kind)
+            return
+        at = tar.tar_size
+        self._places.append((at, at + entry.size, name))
+        known = self._unplaced.get(at)
+        if known and known.tar_size == entry.size:
+            del self._unplaced[at]
+            contents.members[name] = known.as_member(name)
+            return
+        member = self._intake.member(name, entry.size, iter(tar.data()))
+        # The content of a sparse entry does not lie in the file as it is.
+        if contents.outer == "identity" and tar.tar_size == at + entry.size:
+            member.range = (at, entry.size)
+
+    def _check_header(self, entry: TarEntry, shown: str) -> None:
+        findings, strict = self._intake.findings, self._intake.options.strict
+        if entry.raw_name.startswith((b"./", b"/")):
+            message = "names in an archive have no ./ or / in front: some readers do not find them"
+            findings.judge(strict)("archive.prefix", shown, message, actual=show(entry.raw_name))
+        odd = entry.mtime_ns or entry.uid or entry.gid or entry.uname or entry.gname or entry.xattrs
+        if strict and odd:
+            findings.error("archive.header", shown, "time 0 and owner 0:0 without names are what we write")
+
+    def _unusual(self, code: str, message: str) -> None:
+        if code == "tar.padding":
+            self._intake.findings.error(code, "", message)
+        elif code != "path.absolute":
+            self._intake.findings.warn(code, "", message)
+
+
+def _target(name: str, link: bytes) -> str:
+    """Where a link inside the archive leads, as a member's name; outside or absolute targets lead nowhere."""
+    target = link.decode("utf-8", "surrogateescape")
+    if target.startswith("/"):
+        return "/"
+    joined = os.path.normpath(os.path.join(os.path.dirname(name), target))
+    return "/" if joined.startswith("..") else joined
+
+
+def _not_an_archive(error: OciBuilderError, contents: Contents) -> OciBuilderError:
+    if contents.members or error.code not in ("tar.checksum", "tar.truncated"):
+        return error
+    message = f"{contents.path}: neither an image archive (tar, tar.gz) nor an OCI layout folder"
+    return FormatError(error.code, f"{message} ({error.message})", **error.fields)
+
+
+def _folder(intake: Intake, root: Path) -> None:
+    """An OCI layout on disk: only what lies in it counts, links out of it are refused."""
+    for folder, names, files in os.walk(root):
+        names.sort()
+        relative = os.path.relpath(folder, root)
+        intake.contents.folders.add("" if relative == "." else relative)
+        for name in sorted([*files, *(n for n in names if os.path.islink(os.path.join(folder, n)))]):
+            _folder_member(intake, Path(folder, name), name if relative == "." else f"{relative}/{name}")
+
+
+def _folder_member(intake: Intake, path: Path, name: str) -> None:
+    shown = show(os.fsencode(name))
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        if path.is_symlink():
+            intake.findings.error("archive.member", shown, "a symbolic link in an OCI layout", actual="symlink")
+            return
+        raise TransportError("io.error", f"{path}: {error.strerror}", where=str(path)) from None
+    try:
+        info = os.fstat(fd)
+        if not stat.S_ISREG(info.st_mode):
+            intake.findings.error("archive.member", shown, "not a regular file", actual=stat.filemode(info.st_mode))
+            return
+        intake.contents.size += info.st_size
+        intake.member(name, info.st_size, FileRange(fd, 0, info.st_size).chunks())
+    finally:
+        os.close(fd)
