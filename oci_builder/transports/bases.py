@@ -18,7 +18,6 @@ from oci_builder.rootfs.layers import WriteOptions
 from oci_builder.store.blobs import DirStore
 from oci_builder.transports.host import load_host
 from oci_builder.transports.members import Members, read_members
-from oci_builder.transports.registry import RegistryOptions, load_registry
 from oci_builder.transports.resolve import admit_image, resolve_manifest
 from oci_builder.transports.rootfs import RootfsOptions, load_rootfs
 from oci_builder.wire.compress import BLOCK, Codec, encode_layer, sniff
@@ -41,9 +40,7 @@ class Base:
     digest: str = ""
 
 
-def load_base(
-    spec: Spec, folder: Path, store: DirStore, write: WriteOptions, emit: Emit = silent
-) -> Base:
+def load_base(spec: Spec, folder: Path, store: DirStore, write: WriteOptions, emit: Emit = silent) -> Base:
     """Load the spec's base.
 
     Args:
@@ -55,6 +52,8 @@ def load_base(
     limits = spec.effective_limits
     match spec.base:
         case RegistryBase() as base:
+            from oci_builder.transports.registry import RegistryOptions, load_registry
+
             options = RegistryOptions(
                 platform=spec.platform, limits=limits, plain_http=base.plain_http,
                 expect_manifest=base.manifest, expect_config=base.config,
@@ -140,5 +139,3 @@ def _as_layer(digest: Digest, store: DirStore) -> Descriptor:
         known = {"digest": made.digest, "size": made.size}
         store.remember(digest, "gzip", known)
     return Descriptor(media_type=media.OCI_LAYER_GZIP, digest=known["digest"], size=known["size"])
-
-

@@ -112,7 +112,9 @@ def _admit_member(entry: TarEntry, reader: TarReader, members: Members, limits: 
     if name in members.blobs or name in members.links:
         raise FormatError("archive.duplicate", f"{members.where}: {show(name)} stands twice", where=members.where)
     if len(members.blobs) > limits.archive_members:
-        raise PolicyError("limit.members", f"{members.where}: over {limits.archive_members} members", where=members.where)
+        raise PolicyError(
+            "limit.members", f"{members.where}: over {limits.archive_members} members", where=members.where
+        )
     if entry.kind is Kind.FILE:
         members.blobs[name] = _ingest(name, reader.data(), members.store)
     elif entry.kind is Kind.SYMLINK:

@@ -1,0 +1,205 @@
+"""``build``: one spec in, three archives and two records out; what has changed and nothing else."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from oci_builder import __version__
+from oci_builder.model.digest import Digest
+from oci_builder.model.errors import disk_error
+from oci_builder.model.events import Emit, Event, silent
+from oci_builder.model.image import Image, Layer
+from oci_builder.model.jsontext import dump_json
+from oci_builder.model.records import FileRecord, Tools, container_record, portable_record
+from oci_builder.model.settings import image_settings, timestamp
+from oci_builder.model.spec import Spec, load_spec
+from oci_builder.payload.tiers import realize_tiers
+from oci_builder.plan import PlanOptions, plan_layers
+from oci_builder.rootfs.layers import WriteOptions, write_layer
+from oci_builder.rootfs.layers_assemble import assemble, place_files, rewrite_parents
+from oci_builder.rootfs.layers_base import read_base
+from oci_builder.rootfs.layers_plan import BaseTree, LayerPlan, Normal, check_disjoint
+from oci_builder.rootfs.scan import scan_tree
+from oci_builder.rootfs.scan_content import content_digests
+from oci_builder.store.blobs import DirStore
+from oci_builder.store.cache import BuildCache
+from oci_builder.transports.bases import Base, load_base
+from oci_builder.transports.docker_archive import write_docker_archive
+from oci_builder.transports.layerfiles import read_definitions
+from oci_builder.transports.naming import Name
+from oci_builder.transports.oci_archive import write_oci_archive
+from oci_builder.transports.portable_archive import write_portable_archive
+from oci_builder.transports.unchanged import Outputs, input_key
+from oci_builder.wire.compress import Codec
+from oci_builder.wire.tar import Kind
+
+OCI, DOCKER, PORTABLE = "runtime.oci.tar", "runtime.docker.tar.gz", "runtime.tar.gz"
+CONTAINER_JSON, PORTABLE_JSON = "container.json", "portable.json"
+FILES = (OCI, DOCKER, PORTABLE, CONTAINER_JSON, PORTABLE_JSON)
+
+
+@dataclass(frozen=True, slots=True)
+class BuildOptions:
+    """How to build.
+
+    Attributes:
+        cache: folder of the blob store, the build cache and the environments that we make.
+        jobs: threads; the bytes do not depend on it.
+        check: believe no file times: read every input again.
+    """
+
+    cache: Path
+    jobs: int = 2
+    check: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BuildResult:
+    """What a build made.
+
+    Attributes:
+        out: folder of the five files.
+        container, portable: the records.
+        unchanged: nothing had to be done.
+    """
+
+    out: Path
+    container: Mapping[str, Any]
+    portable: Mapping[str, Any]
+    unchanged: bool = False
+
+
+def build(spec_path: Path, out: Path, options: BuildOptions, emit: Emit = silent) -> BuildResult:
+    """Build the spec. Idempotent; each file appears in ``out`` only when it is complete, the records last.
+
+    Raises:
+        SpecError: ``spec.*``, ``layers.*``, ``scan.*``.
+        OciBuilderError: what the base's source, the tiers and the disk can raise.
+    """
+    spec = load_spec(spec_path)
+    folder = spec_path.absolute().parent
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        options.cache.mkdir(parents=True, exist_ok=True)
+        with DirStore(options.cache / "store") as store, BuildCache(options.cache / "build.sqlite") as cache:
+            return _Build(spec, folder, out, options, store, cache, emit).run()
+    except OSError as error:
+        raise disk_error(error, "building") from None
+
+
+class _Build:
+    """One build in progress."""
+
+    def __init__(
+        self, spec: Spec, folder: Path, out: Path, options: BuildOptions, store: DirStore, cache: BuildCache, emit: Emit
+    ) -> None:
+        self.spec, self.folder, self.out, self.options = spec, folder, out, options
+        self.store, self.cache, self.emit = store, cache, emit
+        self.limits = spec.effective_limits
+        self.normal = Normal(spec.epoch, spec.owner.uid, spec.owner.gid)
+        self.codec = Codec(spec.compression.codec, spec.compression.level)
+        self.write = WriteOptions(self.codec, options.jobs, cache, options.check)
+        self.name = Name(spec.reference, spec.full_reference)
+
+    def run(self) -> BuildResult:
+        tiers = realize_tiers(self.spec, self.folder, self.options.cache / "tiers", self.emit)
+        outputs = Outputs(self.out, FILES, self.cache)
+        key = input_key(self.spec, self.folder, tiers, self.codec.describe(), __version__)
+        known = None if self.options.check or key is None else outputs.known(key)
+        if known is not None:
+            self.emit(Event("note", "build", message="nothing has changed"))
+            return BuildResult(self.out, known[CONTAINER_JSON], known[PORTABLE_JSON], unchanged=True)
+        base = load_base(self.spec, self.folder, self.store, self.write, self.emit)
+        plans = self._plans(tiers, base)
+        layers = [write_layer(plan, self.store, self.write, self.emit) for plan in plans]
+        image = self._image(base, layers)
+        result = self._archives(image, base, layers, plans)
+        if key is not None:
+            outputs.remember(key)
+        return result
+
+    def _plans(self, tiers: Mapping[str, Path], base: Base) -> tuple[LayerPlan, ...]:
+        base_tree = read_base(base.image.layers, self.store, limits=self.limits, threads=self.options.jobs, emit=self.emit)
+        trees = {name: scan_tree(path, emit=self.emit, limits=self.limits) for name, path in tiers.items()}
+        hashes = None if self.options.check else self.cache
+        contents = content_digests(list(trees.values()), cache=hashes, threads=self.options.jobs, emit=self.emit)
+        options = PlanOptions(self.spec.prefix, self.normal, self.spec.never_share, base_tree)
+        plans = [*plan_layers(trees, options, contents), *self._own_layers(base_tree)]
+        moved = tuple(rewrite_parents(plan, base_tree, self.normal) for plan in plans)
+        check_disjoint(moved)
+        return moved
+
+    def _own_layers(self, base_tree: BaseTree) -> list[LayerPlan]:
+        """Layers of shipped files, from the spec's layer definitions."""
+        if self.spec.files is None:
+            return []
+        prefix = self.spec.prefix.lstrip("/").encode()
+        definitions = read_definitions(self.folder / self.spec.files)
+        return [
+            assemble(name, place_files(files, prefix, self.normal), normal=self.normal, base=base_tree)
+            for name, files in definitions.items()
+        ]
+
+    def _image(self, base: Base, layers: Sequence[Layer]) -> Image:
+        created = {"created": timestamp(self.spec.epoch)}
+        ours = [replace(layer, history={**created, **layer.history}) for layer in layers]
+        image = base.image.append(*ours, limits=self.limits)
+        settings, annotations = image_settings(self.spec, base.image.settings, base.name, base.digest)
+        return image.with_settings(settings, annotations)
+
+    def _archives(self, image: Image, base: Base, layers: Sequence[Layer], plans: Sequence[LayerPlan]) -> BuildResult:
+        tools = Tools(__version__, self.codec.describe())
+        staging = self.out / f".staging-{os.getpid()}"
+        shutil.rmtree(staging, ignore_errors=True)
+        staging.mkdir()
+        try:
+            with ThreadPoolExecutor(max(1, min(3, self.options.jobs)), "archive") as pool:
+                oci = pool.submit(write_oci_archive, image, self.name, self.store, staging / OCI, self.emit)
+                docker = pool.submit(
+                    write_docker_archive, image, self.name, self.store, staging / DOCKER, self.emit, self.limits
+                )
+                portable = pool.submit(
+                    write_portable_archive, layers, b"", self.store, staging / PORTABLE, self.emit, self.limits
+                )
+                records = [
+                    FileRecord(r.path.name, r.sha256, r.size)
+                    for r in (oci.result(), docker.result(), portable.result())
+                ]
+            about = {"name": base.name, "digest": base.digest, "layers": base.image.base_layers}
+            container = container_record(self.spec, image, about, records[0], records[1], tools)
+            portable_json = portable_record(self.spec, records[2], layers, _counts(plans, layers), tools)
+            (staging / CONTAINER_JSON).write_bytes(dump_json(container) + b"\n")
+            (staging / PORTABLE_JSON).write_bytes(dump_json(portable_json) + b"\n")
+            self._publish(staging)
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+        return BuildResult(self.out, container, portable_json)
+
+    def _publish(self, staging: Path) -> None:
+        """Put the files in place: old records go first, new ones come last, so that no record tells of other bytes."""
+        for name in (CONTAINER_JSON, PORTABLE_JSON):
+            (self.out / name).unlink(missing_ok=True)
+        for name in FILES:
+            os.replace(staging / name, self.out / name)
+
+
+def _counts(plans: Sequence[LayerPlan], layers: Sequence[Layer]) -> dict[str, int]:
+    """Of the portable archive: paths counted once, though folders stand in several layers."""
+    files = sum(1 for plan in plans for item in plan.items if item.source.kind is Kind.FILE)
+    paths = {hashlib.blake2b(item.name, digest_size=8).digest() for plan in plans for item in plan.items}
+    return {
+        "files": files,
+        "entries": len(paths),
+        "content_size": sum(plan.content_size for plan in plans),
+        "tar_size": sum(layer.tar_size - 1024 for layer in layers) + 1024,
+    }
+
+
+__all__ = ["FILES", "BuildOptions", "BuildResult", "Digest", "build"]

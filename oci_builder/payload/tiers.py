@@ -1,0 +1,36 @@
+"""The tiers of a spec as folders on disk: those that stand there, and those that uv has to make first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from oci_builder.model.errors import SpecError, show
+from oci_builder.model.events import Emit, silent
+from oci_builder.model.spec import PathTier, Spec
+
+
+def realize_tiers(spec: Spec, folder: Path, work: Path, emit: Emit = silent) -> dict[str, Path]:
+    """Tier name -> folder, in the spec's order. Idempotent: an environment whose inputs are unchanged stays.
+
+    Args:
+        folder: relative paths of the spec are relative to it.
+        work: where environments are made.
+
+    Raises:
+        SpecError: ``spec.tier`` when a tier's folder is not there.
+        OciBuilderError: what making an environment can raise.
+    """
+    out: dict[str, Path] = {}
+    for name, tier in spec.tiers.items():
+        if isinstance(tier, PathTier):
+            path = folder / tier.path
+            if not path.is_dir():
+                raise SpecError(
+                    "spec.tier", f"tiers.{name}.path: there is no folder {show(str(path))}", where=f"tiers.{name}.path"
+                )
+            out[name] = path
+        else:
+            from oci_builder.payload.environments import realize
+
+            out[name] = realize(name, tier, folder, work, emit)
+    return out

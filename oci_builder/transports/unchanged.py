@@ -1,0 +1,75 @@
+"""Whether a build has anything to do: the identity of all inputs, and of the files that they gave last time."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from oci_builder.model.jsontext import dump_json
+from oci_builder.model.spec import DockerBase, HostBase, OciBase, RootfsBase, Spec
+from oci_builder.rootfs.scan_fingerprint import fingerprint
+from oci_builder.store.cache import BuildCache
+
+
+def input_key(
+    spec: Spec, folder: Path, tiers: Mapping[str, Path], codec: Mapping[str, Any], version: str
+) -> bytes | None:
+    """A digest over everything that the outputs depend on, by stat identity; ``None`` when it cannot be known.
+
+    A host base depends on the whole machine, so its layer is planned anew each time (and found in the layer cache).
+    """
+    parts: list[Any] = [spec.canonical().decode(), str(folder), version, dict(codec)]
+    match spec.base:
+        case HostBase():
+            return None
+        case RootfsBase() as base:
+            parts.append(_identity(folder / base.rootfs))
+        case OciBase() as base:
+            parts.append(_identity(folder / base.oci))
+        case DockerBase() as base:
+            parts.append(_identity(folder / base.docker))
+    if spec.files is not None:
+        parts.append(fingerprint(folder / spec.files))
+    parts += [[name, fingerprint(path)] for name, path in sorted(tiers.items())]
+    return hashlib.sha256(b"inputs" + dump_json(parts)).digest()
+
+
+def _identity(path: Path) -> Any:
+    path = path.resolve()
+    return fingerprint(path) if path.is_dir() else _stat(path)
+
+
+def _stat(path: Path) -> list[int]:
+    found = os.stat(path)
+    return [found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns]
+
+
+class Outputs:
+    """The files of an output folder, as a build left them."""
+
+    def __init__(self, out: Path, names: Sequence[str], cache: BuildCache) -> None:
+        self.out, self.names, self.cache = out, names, cache
+
+    def known(self, key: bytes) -> dict[str, Any] | None:
+        """The JSON records, when these inputs gave exactly the files that lie here."""
+        record = self.cache.record(self._key(key))
+        try:
+            if record is None or record["files"] != self._state():
+                return None
+            return {n: json.loads((self.out / n).read_bytes()) for n in self.names if n.endswith(".json")}
+        except (OSError, ValueError, TypeError, KeyError):
+            return None
+
+    def remember(self, key: bytes) -> None:
+        """These inputs gave the files that lie here now."""
+        self.cache.remember(self._key(key), {"files": self._state()})
+
+    def _key(self, key: bytes) -> bytes:
+        return hashlib.sha256(b"outputs" + key + os.fsencode(self.out.resolve())).digest()
+
+    def _state(self) -> dict[str, list[int]]:
+        return {name: _stat(self.out / name) for name in self.names}
