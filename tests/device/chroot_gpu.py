@@ -27,8 +27,8 @@ CHECKS = Path(__file__).resolve().parent / "checks"
 ORDINARY_UID = 12345
 PREFIX = "/opt/rt"
 SHM = 1 << 30
-# Settings of a machine's owner that must stay set in every program (they keep NVLink multicast off).
-SITE = ("NCCL_NVLS_ENABLE", "TORCH_SYMM_MEM_DISABLE_MULTICAST", "NVSHMEM_DISABLE_NVLS")
+# NVLink multicast can put GPUs that others share out of service: off in every program here, whatever the machine says.
+NO_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
 # Not part of the image: the tier, the driver, kernel and scratch file systems, caches, and profilers.
 EXCLUDED = (
     "opt/torch", "opt/nvidia", "usr/local/nvidia", "proc", "sys", "dev", "run", "tmp", "mnt", "media", "work", "root",
@@ -93,8 +93,7 @@ class Session:
 
 def checks(python: str, gpus: int) -> list[dict[str, Any]]:
     """The checks, for an interpreter inside the sandbox."""
-    env = {"TRITON_CACHE_DIR": "/tmp/triton", "HOME": "/tmp", "EXPECT_GPUS": str(gpus)}
-    env.update({name: os.environ[name] for name in SITE if name in os.environ})
+    env = {"TRITON_CACHE_DIR": "/tmp/triton", "HOME": "/tmp", "EXPECT_GPUS": str(gpus), **NO_MULTICAST}
 
     def script(name: str, timeout: float, **more: Any) -> dict[str, Any]:
         return {"name": name, "argv": [python, f"/checks/gpu_{name}.py"], "timeout": timeout, "env": env, "gpus": 1,
