@@ -72,9 +72,9 @@ def check_unchanged(descriptor: int, place: bytes, entry: SourceEntry) -> None:
         raise changed(place, "was replaced")
     if now.st_size != entry.size:
         raise changed(place, f"went from {entry.size} to {now.st_size} bytes")
-    # A hard link made meanwhile moves ctime and leaves the content alone.
-    relinked = now.st_nlink != entry.nlink
-    if now.st_mtime_ns != entry.mtime_ns or (now.st_ctime_ns != entry.ctime_ns and not relinked):
+    # Linking a file into another environment (uv does, from its cache) moves ctime and leaves the content alone.
+    linked = max(now.st_nlink, entry.nlink) > 1
+    if now.st_mtime_ns != entry.mtime_ns or (now.st_ctime_ns != entry.ctime_ns and not linked):
         raise changed(place, "was written to")
 
 

@@ -156,9 +156,24 @@ def test_a_file_that_changed_since_the_scan_is_refused(tmp_path: Path, change: o
     assert "'f'" in str(caught.value) or "/f'" in str(caught.value)
 
 
-def test_a_new_link_to_a_file_is_no_change_of_it(tmp_path: Path) -> None:
+def test_a_file_that_another_environment_links_meanwhile_did_not_change(tmp_path: Path) -> None:
+    """uv installs from one cache: a link comes and another goes while this tree is read, and only ctime tells."""
     root = fill(tmp_path / "tree", {"f": b"same"})
+    os.link(root / "f", tmp_path / "cached")
     settle()
     found = entry(scan_tree(root), b"f")
     os.link(root / "f", tmp_path / "elsewhere")
     assert len(hash_source(os.fsencode(root / "f"), found)) == 32
+    (tmp_path / "elsewhere").unlink()
+    assert (root / "f").stat().st_nlink == found.nlink
+    assert len(hash_source(os.fsencode(root / "f"), found)) == 32
+
+
+def test_a_write_that_restores_the_mtime_of_an_unlinked_file_is_a_change(tmp_path: Path) -> None:
+    root = fill(tmp_path / "tree", {"f": b"same"})
+    settle()
+    found = entry(scan_tree(root), b"f")
+    (root / "f").write_bytes(b"emas")
+    os.utime(root / "f", ns=(found.mtime_ns, found.mtime_ns))
+    with pytest.raises(OciBuilderError, match=r"scan\.changed"):
+        hash_source(os.fsencode(root / "f"), found)
