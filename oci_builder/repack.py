@@ -49,6 +49,7 @@ class RepackRequest:
         gates, policy: what the release is judged by.
         marker: path of the marker file in the portable archive.
         packaging: paths in the archive that come from ``layers/files``.
+        layers: names of the layers that hold them.
         key: signs the repack receipt.
     """
 
@@ -58,6 +59,7 @@ class RepackRequest:
     policy: TrustPolicy
     marker: bytes
     packaging: frozenset[bytes]
+    layers: frozenset[str]
     key: SigningKey
     limits: Limits = DEFAULT_LIMITS
     threads: int = 1
@@ -104,7 +106,8 @@ def repack(
         new_sha, new = _read(request, staging, None, emit)
         changes = compare(old.items, new.items)
         check_scope(changes, request.packaging, {request.marker})
-        check_layers(*(_document(place / "container.json") for place in (request.dist, staging)))
+        before, after = (_document(place / "container.json") for place in (request.dist, staging))
+        check_layers(before, after, request.layers)
     except BaseException:
         shutil.rmtree(staging, ignore_errors=True)
         raise

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,9 @@ def report_data(
         raise SpecError("release.folder", f"{show(str(folder))} is no release folder", where=str(folder))
     release = ReleaseFolder(folder)
     container = release.document("container.json")
-    layers = [_layer(v) for v in _list(container, "layers")]
+    portable = release.document("portable.json")
+    tiers = portable.get("tiers") if isinstance(portable, dict) else None
+    layers = [_layer(v, tiers if isinstance(tiers, list) else ()) for v in _list(container, "layers")]
     return {
         "release": release.release,
         "qualification": release.evaluate(gates, policy, now, spec).to_json(),
@@ -56,21 +58,22 @@ def _list(document: Any, key: str) -> list[Mapping[str, Any]]:
     return [v for v in found if isinstance(v, dict)] if isinstance(found, list) else []
 
 
-def _layer(value: Mapping[str, Any]) -> dict[str, Any]:
+def _layer(value: Mapping[str, Any], tiers: Collection[str]) -> dict[str, Any]:
     name = str(value.get("name") or "")
     return {
-        "name": name or "base image", "kind": _kind(name), "digest": str(value.get("digest") or ""),
+        "name": name or "base image", "kind": _kind(value, tiers), "digest": str(value.get("digest") or ""),
         "size": int(value.get("size") or 0), "tar_size": int(value.get("tar_size") or value.get("size") or 0),
     }  # fmt: skip
 
 
-def _kind(name: str) -> str:
-    """From a layer's name: ``base+vllm`` is shared, ``vllm`` is one tier's, none is the base image's."""
-    if not name:
+def _kind(value: Mapping[str, Any], tiers: Collection[str]) -> str:
+    """``base`` image, ``shared`` by tiers (``base+vllm``), one tier's ``own``, or shipped ``runtime`` files."""
+    name = str(value.get("name") or "")
+    if not name or value.get("from") == "base":
         return "base"
-    if name == "runtime":
-        return "runtime"
-    return "shared" if "+" in name else "own"
+    if "+" in name:
+        return "shared"
+    return "own" if name in tiers else "runtime"
 
 
 def _tiers(layers: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

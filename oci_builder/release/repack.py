@@ -147,7 +147,8 @@ def check_marker(marker: bytes | None, portable: Mapping[str, Any], where: str) 
     value = load_json(marker, f"{where}: marker")
     said = value if isinstance(value, dict) else {}
     common = [k for k in _MARKER_KEYS if k in said and k in portable]
-    wrong = [k for k in common if said[k] != portable[k]]
+    # A prefix stands without its first slash where it is a path inside the archive.
+    wrong = [k for k in common if str(said[k]).lstrip("/") != str(portable[k]).lstrip("/")]
     if wrong or not common:
         key = wrong[0] if wrong else "name"
         raise IntegrityError(
@@ -156,30 +157,33 @@ def check_marker(marker: bytes | None, portable: Mapping[str, Any], where: str) 
         )  # fmt: skip
 
 
-def check_layers(old: Any, new: Any, packaging_layer: str = "runtime") -> None:
-    """All layers but the packaging one are the same blobs, in the same order.
+def check_layers(old: Any, new: Any, packaging: Collection[str]) -> None:
+    """All layers but those of packaging files are the same blobs, in the same order.
 
     Args:
         old, new: ``container.json`` documents.
+        packaging: names of the layers of packaging files.
 
     Raises:
         PolicyError: ``repack.scope``: another layer differs.
         FormatError: ``json.field``: no layers in a record.
     """
-    before, after = (_layer_digests(document, packaging_layer) for document in (old, new))
+    before, after = (_layer_digests(document, packaging) for document in (old, new))
     if before != after:
         differing = sorted({name for name, _ in {*before} ^ {*after}}) or ["their order"]
         raise PolicyError(
-            "repack.scope", f"a repack keeps every layer but {packaging_layer}; this changes {', '.join(differing)}",
+            "repack.scope",
+            f"a repack keeps every layer but {', '.join(sorted(packaging))}; this changes {', '.join(differing)}",
             actual=", ".join(differing),
         )  # fmt: skip
 
 
-def _layer_digests(document: Any, leave_out: str) -> list[tuple[str, str]]:
+def _layer_digests(document: Any, leave_out: Collection[str]) -> list[tuple[str, str]]:
     layers = document.get("layers") if isinstance(document, dict) else None
     if not isinstance(layers, list) or not all(isinstance(v, dict) and "digest" in v for v in layers):
         raise FormatError("json.field", "container.json: no list of layers with digests", where="container.json")
-    return [(str(v.get("name") or "base image"), str(v["digest"])) for v in layers if v.get("name") != leave_out]
+    kept = [v for v in layers if v.get("from") == "base" or v.get("name") not in leave_out]
+    return [(str(v.get("name") or "base image"), str(v["digest"])) for v in kept]
 
 
 def refuse_states(state: str, release: str) -> None:

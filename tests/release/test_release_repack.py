@@ -60,7 +60,7 @@ def request_(tmp_path: Path) -> RepackRequest:
     folder = ReleaseFolder(tmp_path / "releases" / "v1-r1").create()
     for name in ("portable.json", "container.json"):
         folder.add(name, (tmp_path / "dist" / name).read_bytes())
-    return RepackRequest(tmp_path / "dist", folder, GATES, POLICY, MARKER, PACKAGING, KEY)
+    return RepackRequest(tmp_path / "dist", folder, GATES, POLICY, MARKER, PACKAGING, frozenset({"runtime"}), KEY)
 
 
 def run(

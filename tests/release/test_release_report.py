@@ -38,7 +38,7 @@ GATES = parse_gates(
     ]
 )  # fmt: skip
 LAYERS = [
-    {"name": "", "digest": "sha256:" + "1" * 64, "size": 2_900_000_000, "tar_size": 6_100_000_000},
+    {"name": "b", "from": "base", "digest": "sha256:" + "1" * 64, "size": 2_900_000_000, "tar_size": 6_100_000_000},
     {"name": "automodel+base+vllm", "digest": "sha256:" + "2" * 64, "size": 3_400_000_000, "tar_size": 6_448_000_000},
     {"name": "vllm", "digest": "sha256:" + "3" * 64, "size": 1_200_000_000, "tar_size": 2_418_000_000},
     {"name": "automodel", "digest": "sha256:" + "4" * 64, "size": 60_000_000, "tar_size": 116_000_000},
@@ -49,7 +49,8 @@ LAYERS = [
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     release = ReleaseFolder(tmp_path / "v1-r1").create()
-    release.add("portable.json", json.dumps({"sha256": SUBJECTS[PORTABLE]}).encode())
+    portable = {"sha256": SUBJECTS[PORTABLE], "tiers": ["automodel", "base", "vllm"]}
+    release.add("portable.json", json.dumps(portable).encode())
     archives = {n: {"sha256": SUBJECTS[n]} for n in (OCI, DOCKER)}
     release.add("container.json", json.dumps({"archives": archives, "layers": LAYERS}).encode())
     licences = ["MIT", "Apache-2.0", ""]
