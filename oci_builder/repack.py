@@ -113,7 +113,13 @@ def repack(
         raise
     checks = _checked(preflight(staging), staging)
     previous = _swap(request.dist, staging, old_sha)
-    _supersede(request.folder, new_sha, now)
+    try:
+        _supersede(request.folder, new_sha, now)
+    except BaseException:
+        # Builds and records must tell of the same archives.
+        request.dist.rename(staging)
+        previous.rename(request.dist)
+        raise
     subjects = _adopt(request.folder, request.dist)
     receipt = _receipt(request, subjects, old_sha, changes, checks, started)
     return Repacked(new_sha, changes, previous, receipt)

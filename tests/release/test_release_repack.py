@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from oci_builder.model.errors import CheckFailed, ConflictError, OciBuilderError
+from oci_builder.model.errors import CheckFailed, ConflictError, OciBuilderError, TransportError
 from oci_builder.model.gates import parse_gates
 from oci_builder.release.folder import ReleaseFolder
 from oci_builder.release.host import utc_now
@@ -181,3 +181,17 @@ def test_a_rebuild_that_fails_leaves_nothing(request_: RepackRequest, tmp_path: 
     with pytest.raises(CheckFailed):
         repack(request_, broken, lambda _: checks(a="pass"), utc_now())
     assert sorted(os.listdir(tmp_path)) == before
+
+
+def test_records_that_cannot_be_moved_put_the_original_back(
+    request_: RepackRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = everything(request_.dist)
+
+    def full(*_: object) -> None:
+        raise TransportError("io.space", "no space")
+
+    monkeypatch.setattr("oci_builder.repack._supersede", full)
+    with pytest.raises(TransportError):
+        run(request_, {"opt/rt/activate.sh": b"echo 2\n"})
+    assert everything(request_.dist) == before
