@@ -9,6 +9,7 @@ from itertools import chain
 from pathlib import Path
 
 from oci_builder.model.digest import Digest
+from oci_builder.model.errors import OciBuilderError
 from oci_builder.verify.hashing import Hashers
 from oci_builder.verify.layer import LayerFacts, read_layer
 from oci_builder.verify.options import Findings, VerifyOptions
@@ -91,7 +92,8 @@ class Intake:
 
     def member(self, name: str, size: int, chunks: Iterator[bytes | memoryview]) -> Member:
         """Read one member to its end."""
-        head, chunks = _head(chunks)
+        outer = _Outer(chunks)
+        head, chunks = _head(iter(outer))
         where = f"{self.findings.where}: {name}"
         blob_hash = self.hashers.new("blob")
         hashed = blob_hash.tee(chunks)
@@ -102,6 +104,8 @@ class Intake:
         else:
             member.layer = read_layer(hashed, where, self.options, self.hashers)
         member.size, member.digest = blob_hash.size, blob_hash.digest()
+        if outer.error:
+            raise outer.error
         self.contents.members[name] = member
         return member
 
@@ -116,6 +120,22 @@ class Intake:
             where = f"{self.findings.where}: {member.name}"
             member.layer = read_layer([member.data or b""], where, self.options, self.hashers)
         return member.layer
+
+
+class _Outer:
+    """A member's bytes; a fault of the archive around it ends them, and is not taken for one of the layer in it."""
+
+    __slots__ = ("_chunks", "error")
+
+    def __init__(self, chunks: Iterator[bytes | memoryview]) -> None:
+        self._chunks = chunks
+        self.error: OciBuilderError | None = None
+
+    def __iter__(self) -> Iterator[bytes | memoryview]:
+        try:
+            yield from self._chunks
+        except OciBuilderError as error:
+            self.error = error
 
 
 def _head(chunks: Iterator[bytes | memoryview]) -> tuple[bytes, Iterator[bytes | memoryview]]:

@@ -79,13 +79,14 @@ def _mark_shared(contents: Contents, cuts: list[Segment]) -> None:
 class _OuterTar:
     """Walks the tar of an archive file."""
 
-    __slots__ = ("_foreign", "_intake", "_places", "_segments", "_source", "_unplaced", "_whole")
+    __slots__ = ("_foreign", "_intake", "_places", "_prefixed", "_segments", "_source", "_unplaced", "_whole")
 
     def __init__(self, intake: Intake, source: FileRange, segments: list[Segment], whole: SideHash) -> None:
         self._intake, self._source, self._segments, self._whole = intake, source, segments, whole
         self._unplaced: dict[int, Known] = {}
         self._places: list[tuple[int, int, str]] = []
         self._foreign: list[tuple[int, int]] = []
+        self._prefixed = False
 
     def run(self) -> bool:
         """Read all members; False when shared segments are in use and anything is not as it should be."""
@@ -205,7 +206,9 @@ class _OuterTar:
         findings, strict = self._intake.findings, self._intake.options.strict
         if entry.raw_name.startswith((b"./", b"/")):
             message = "names in an archive have no ./ or / in front: some readers do not find them"
-            findings.judge(strict)("archive.prefix", shown, message, actual=show(entry.raw_name))
+            if not self._prefixed:
+                findings.judge(strict)("archive.prefix", shown, message, actual=show(entry.raw_name))
+            self._prefixed = True
         odd = entry.mtime_ns or entry.uid or entry.gid or entry.uname or entry.gname or entry.xattrs
         if strict and odd:
             findings.error("archive.header", shown, "time 0 and owner 0:0 without names are what we write")

@@ -10,6 +10,7 @@ from oci_builder.model.report import Finding
 from oci_builder.verify.contents import Member
 from oci_builder.verify.image import ImageView
 from oci_builder.verify.judge import Judged
+from oci_builder.verify.names import agree
 
 
 def compare(first: Judged, second: Judged) -> list[Finding]:
@@ -20,7 +21,8 @@ def compare(first: Judged, second: Judged) -> list[Finding]:
     out = _Differences(f"{first.contents.path} and {second.contents.path}")
     out.check("config", one.config_member.digest, two.config_member.digest)
     out.check("diff_ids", ", ".join(one.diff_ids), ", ".join(two.diff_ids))
-    out.check("names", ", ".join(sorted(one.names)), ", ".join(sorted(two.names)))
+    if one.names != two.names and not (agree(one.names, two.names) or agree(two.names, one.names)):
+        out.check("names", ", ".join(sorted(one.names)), ", ".join(sorted(two.names)))
     _contents(out, one, two)
     if _ours(first) and _ours(second):
         _documents(out, first, second)
