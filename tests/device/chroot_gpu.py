@@ -91,19 +91,19 @@ class Session:
         return status
 
 
-def checks(python: str, gpus: int) -> list[dict[str, Any]]:
-    """The checks, for an interpreter inside the sandbox."""
+def checks(python: str, folder: str, gpus: int) -> list[dict[str, Any]]:
+    """The checks, for an interpreter and a folder of their programs inside the sandbox."""
     env = {"TRITON_CACHE_DIR": "/tmp/triton", "HOME": "/tmp", "EXPECT_GPUS": str(gpus), **NO_MULTICAST}
 
     def script(name: str, timeout: float, **more: Any) -> dict[str, Any]:
-        return {"name": name, "argv": [python, f"/checks/gpu_{name}.py"], "timeout": timeout, "env": env, "gpus": 1,
+        return {"name": name, "argv": [python, f"{folder}/gpu_{name}.py"], "timeout": timeout, "env": env, "gpus": 1,
                 "result": "json", "shm": SHM, **more}  # fmt: skip
 
     found = [
         {"name": "ldcache", "argv": ["ldconfig", "-p"], "gpus": 1,
          "stdout": [r"libcuda\.so\.1 .*=> /usr/local/nvidia/"]},
         {"name": "smi", "argv": ["nvidia-smi", "-L"], "stdout": ["UUID: GPU-"], "gpus": 1},
-        {"name": "nvcc", "argv": ["/bin/sh", "/checks/gpu_nvcc.sh"], "timeout": 120, "gpus": 1,
+        {"name": "nvcc", "argv": ["/bin/sh", f"{folder}/gpu_nvcc.sh"], "timeout": 120, "gpus": 1,
          "stdout": ["the kernel is right", "linked with the driver"]},
         script("torch", 180),
         script("triton", 180),
@@ -111,13 +111,10 @@ def checks(python: str, gpus: int) -> list[dict[str, Any]]:
     return found + ([script("nccl", 180, gpus=2)] if gpus > 1 else [])
 
 
-def request(session: Session, root: str, isolation: str, python: str, **more: Any) -> dict[str, Any]:
-    """A request for the runner with the checks bound to /checks."""
-    return {
-        "schema": "chroot-exec/1", "root": root, "isolation": isolation, "gpu": {}, "output_limit": 16384,
-        "binds": [{"source": str(session.work / "checks"), "target": "/checks"}],
-        "checks": checks(python, session.gpus), **more,
-    }  # fmt: skip
+def request(root: str, isolation: str, found: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+    """A request for the runner."""
+    base = {"schema": "chroot-exec/1", "root": root, "isolation": isolation, "gpu": {}, "output_limit": 16384}
+    return {**base, "checks": found, **more}
 
 
 def run_request(session: Session, name: str, value: dict[str, Any]) -> bool:
@@ -165,8 +162,9 @@ def prepare(out: Path) -> Session:
 
 def host(session: Session, environment: Path) -> bool:
     """The machine's own root, as root; rootless a copy of hard links, since the root has mounts that are locked."""
-    python = str(environment / "bin/python3")
-    good = run_request(session, "host-root", request(session, "/", "root", python))
+    found = checks(str(environment / "bin/python3"), "/checks", session.gpus)
+    binds = [{"source": str(session.work / "checks"), "target": "/checks"}]
+    good = run_request(session, "host-root", request("/", "root", found, binds=binds))
     tree = session.work / "tree"
     tree.mkdir()
     folders = ["bin", "sbin", "lib", "lib64", "usr", "etc", "opt/gcc", str(environment.parent).lstrip("/")]
@@ -177,46 +175,55 @@ def host(session: Session, environment: Path) -> bool:
     # The placeholders must be the user's own to mount over; the links are the machine's files and stay as they are.
     for path in (tree, *(p for p in tree.iterdir() if p.is_dir() and not p.is_symlink())):
         os.chown(path, ORDINARY_UID, ORDINARY_UID)
-    return run_request(session, "host-rootless", request(session, str(tree), "rootless", python)) and good
+    return run_request(session, "host-rootless", request(str(tree), "rootless", found, binds=binds)) and good
 
 
 def image(session: Session, environment: Path) -> bool:
     """Build, verify, unpack, and run from the archive."""
-    out, cli = session.work / "dist", [sys.executable, "-m", "oci_builder.cli"]
-    spec = {
-        "name": "device-check", "tag": "r1", "epoch": 0, "base": {"rootfs": "/", "exclude": list(EXCLUDED)},
-        "prefix": PREFIX, "tiers": {"base": {"path": str(environment)}},
-        "env": ["PATH=/usr/local/cuda/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"],
-    }  # fmt: skip
-    (session.work / "spec.json").write_text(json.dumps(spec))
-    (session.work / "checks.json").write_text(
-        json.dumps({"checks": checks(f"{PREFIX}/envs/base/bin/python3", session.gpus)})
-    )
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")]))}
-    jobs = str(os.cpu_count())
+    out, cache = session.work / "dist", str(session.work / "cache")
+    found = checks(f"{PREFIX}/envs/base/bin/python3", f"{PREFIX}/envs/checks", session.gpus)
+    (session.work / "checks.json").write_text(json.dumps(found))
+    spec = write_spec(session, environment)
     archives = [str(out / "runtime.oci.tar"), str(out / "runtime.docker.tar.gz")]
-    build = [*cli, "build", str(session.work / "spec.json"), "--out", str(out), "--cache", str(session.work / "cache"),
-             "--jobs", jobs]  # fmt: skip
-    if session.timed("build", build, env=env):
+    jobs = ["--jobs", str(os.cpu_count())]
+    build = ["build", str(session.work / "spec.json"), "--out", str(out), "--cache", cache, *jobs]
+    if cli(session, "build", *build):
         return False
-    session.timed("rebuild", build, env=env)
+    good = cli(session, "rebuild", *build) == 0
     shutil.copy(out / "container.json", session.out)
     session.summary["sizes"] = {p.name: p.stat().st_size for p in sorted(out.iterdir()) if p.is_file()}
     session.timed("sha256sum", ["sha256sum", *archives])
-    status = session.timed("verify", [*cli, "verify", *archives, "--json", str(session.out / "verify.json")], env=env)
+    good = cli(session, "verify", "verify", *archives, *jobs, "--json", str(session.out / "verify.json")) == 0 and good
     tree = session.work / "tree"
-    status = session.timed("unpack", [*cli, "unpack", archives[0], str(tree)], env=env) or status
-    inside = f"{PREFIX}/envs/base/bin/python3"
-    config = {"Env": spec["env"]}
-    good = run_request(session, "image-root", request(session, str(tree), "root", inside, config=config))
-    good = (
-        run_request(session, "image-rootless", request(session, str(tree), "rootless", inside, config=config)) and good
-    )
+    good = cli(session, "unpack", "unpack", archives[0], str(tree), *jobs) == 0 and good
+    more = {"config": {"Env": spec["env"]}}
+    good = run_request(session, "image-root", request(str(tree), "root", found, **more)) and good
+    # The ordinary user reads a tree that root unpacked; the folders that it mounts over must be its own.
+    for path in (tree, *(p for p in tree.iterdir() if p.is_dir() and not p.is_symlink())):
+        os.chown(path, ORDINARY_UID, ORDINARY_UID)
+    good = run_request(session, "image-rootless", request(str(tree), "rootless", found, **more)) and good
     shutil.rmtree(tree)
-    gate = [*cli, "verify", *archives, "--exec", "--gpu", "all", "--checks", str(session.work / "checks.json"),
-            "--bind", f"{session.work / 'checks'}:/checks", "--receipt", str(session.out / "gates.json"),
-            "--cache", str(session.work / "cache")]  # fmt: skip
-    return session.timed("verify-exec", gate, env=env) == 0 and good and not status
+    gates = ["--exec", "--gpu", "all", "--checks", str(session.work / "checks.json"), "--cache", cache,
+             "--receipt", str(session.out / "gates.json")]  # fmt: skip
+    return cli(session, "verify-exec", "verify", *archives, *jobs, *gates) == 0 and good
+
+
+def write_spec(session: Session, environment: Path) -> dict[str, Any]:
+    """The spec: this machine as the base, the environment and the checks as tiers."""
+    spec = {
+        "name": "device-check", "tag": "r1", "epoch": 0, "base": {"rootfs": "/", "exclude": list(EXCLUDED)},
+        "prefix": PREFIX, "tiers": {"base": {"path": str(environment)}, "checks": {"path": str(session.work / "checks")}},
+        "env": ["PATH=/usr/local/cuda/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"],
+    }  # fmt: skip
+    (session.work / "spec.json").write_text(json.dumps(spec))
+    return spec
+
+
+def cli(session: Session, step: str, *arguments: str) -> int:
+    """Run ``oci-builder`` from this checkout, timed; its exit status."""
+    path = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")]))
+    code = "from oci_builder.cli import main; main()"
+    return session.timed(step, [sys.executable, "-c", code, *arguments], env={**os.environ, "PYTHONPATH": path})
 
 
 def main() -> int:

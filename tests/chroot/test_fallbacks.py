@@ -1,0 +1,129 @@
+"""Machines that refuse something: each fallback works, and the receipt says that it was taken."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import unittest
+from typing import Any
+
+from tests.chroot.lab import ORDINARY_UID, SandboxCase
+
+NO_PIVOT = """
+def refuse(*_): raise OSError(22, "Invalid argument")
+syscalls.pivot_root = refuse
+"""
+NO_FILE_SYSTEM = """
+real = syscalls.mount
+def mount(source, target, kind, *rest):
+    if kind == {kind!r}: raise OSError(1, "Operation not permitted")
+    return real(source, target, kind, *rest)
+syscalls.mount = mount
+"""
+NO_MKNOD = """
+import os
+def mknod(*_, **__): raise PermissionError(1, "Operation not permitted")
+os.mknod = mknod
+"""
+OLD_KERNEL = """
+def refuse(*_): raise OSError(38, "Function not implemented")
+syscalls.make_read_only = refuse
+"""
+SCRIPT = "echo > /dev/null && head -c 1 /dev/zero | wc -c && ls /proc/self/fd > /dev/null && cat /sys/class/net/lo/mtu"
+
+
+class Fallbacks(SandboxCase):
+    isolation = "root"
+
+    def run_patched(self, patch: str, script: str = SCRIPT, **changes: Any) -> dict[str, Any]:
+        """A receipt of a runner that has been patched before it starts."""
+        request = self.request(checks=[{"name": "a", "argv": ["/bin/sh", "-c", script], "timeout": 20}], **changes)
+        (self.folder / "request.json").write_text(json.dumps(request))
+        code = f"import sys\nfrom chroot_exec import syscalls\n{patch}\nfrom chroot_exec.__main__ import main\n"
+        code += f"sys.exit(main([{str(self.folder / 'request.json')!r}]))"
+        done = subprocess.run([self.python, "-c", code], cwd=self.folder, capture_output=True, text=True, timeout=60)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        return json.loads(done.stdout)  # type: ignore[no-any-return]
+
+    def test_chroot_where_pivot_root_is_refused(self) -> None:
+        receipt = self.run_patched(NO_PIVOT)
+        self.assertEqual(receipt["sandbox"]["enter"], "chroot")
+        self.assertIn("pivot_root", " ".join(receipt["sandbox"]["notes"]))
+
+    def test_chroot_cannot_be_left(self) -> None:
+        """Without CAP_SYS_CHROOT the old way out of a chroot is closed."""
+        receipt = self.run_patched(NO_PIVOT, "mkdir /x; chroot /x /bin/true 2>&1; cat /proc/self/status; ls /")
+        text = receipt["checks"][0]["stdout"]["text"]
+        capabilities = next(line for line in text.splitlines() if line.startswith("CapEff"))
+        self.assertEqual(int(capabilities.split()[1], 16) >> 18 & 1, 0)
+        self.assertIn("not permitted", text)
+
+    def test_no_overlay_writes_to_the_tree_and_says_so(self) -> None:
+        before = sorted(p.relative_to(self.root) for p in self.root.rglob("*"))
+        receipt = self.run_patched(NO_FILE_SYSTEM.format(kind="overlay"))
+        self.assertEqual(receipt["sandbox"]["root"], "direct")
+        self.assertIn("no overlay", " ".join(receipt["sandbox"]["notes"]))
+        self.assertEqual(sorted(p.relative_to(self.root) for p in self.root.rglob("*")), before)
+
+    def test_bound_nodes_where_mknod_is_refused(self) -> None:
+        receipt = self.run_patched(NO_MKNOD, "stat -c %F%t:%T /dev/null /dev/full; " + SCRIPT)
+        self.assertEqual(receipt["sandbox"]["devices"], "bind")
+        self.assertIn("character special file1:3", receipt["checks"][0]["stdout"]["text"])
+
+    def test_the_hosts_proc_where_a_new_one_is_refused(self) -> None:
+        receipt = self.run_patched(NO_FILE_SYSTEM.format(kind="proc"), "head -c 1 /dev/zero")
+        self.assertEqual(receipt["sandbox"]["proc"], "host")
+        self.assertIn("/proc is the host's", " ".join(receipt["sandbox"]["notes"]))
+
+    def test_the_hosts_sysfs_read_only_where_a_new_one_is_refused(self) -> None:
+        receipt = self.run_patched(NO_FILE_SYSTEM.format(kind="sysfs"), SCRIPT + "; ! echo 1 2>/dev/null > /sys/x")
+        self.assertEqual(receipt["sandbox"]["sys"], "host")
+
+    def test_read_only_binds_on_an_old_kernel(self) -> None:
+        binds = [{"source": str(self.root / "etc"), "target": "/mnt/etc"}]
+        receipt = self.run_patched(OLD_KERNEL, "touch /mnt/etc/x 2>&1; true", binds=binds)
+        self.assertIn("Read-only", receipt["checks"][0]["stdout"]["text"])
+
+    def test_rootless_as_root_keeps_all_ids(self) -> None:
+        receipt = self.run_patched("", "stat -c %u /etc/passwd; id -u", isolation="rootless", user="1234")
+        self.assertEqual(receipt["checks"][0]["stdout"]["text"], "0\n1234\n")
+        self.assertEqual(receipt["sandbox"]["ids"], "identity")
+
+
+@unittest.skipUnless(shutil.which("newuidmap"), "needs newuidmap")
+class Subordinate(SandboxCase):
+    isolation = "rootless"
+
+    def test_ids_of_etc_subuid(self) -> None:
+        """With newuidmap a user of the image exists in the sandbox's own map, without another user namespace."""
+        if os.geteuid():
+            self.skipTest("needs root to give an ordinary user a range")
+        check = {"name": "a", "argv": ["/bin/sh", "-c", "id -u; cat /proc/self/uid_map"]}
+        request = self.folder / "sub.json"
+        request.write_text(json.dumps(self.request(checks=[check], user="someone")))
+        ranges = self.folder / "ranges"
+        users = self.folder / "users"
+        users.write_text(f"root:x:0:0::/:/bin/sh\nranged:x:{ORDINARY_UID}:{ORDINARY_UID}::/:/bin/sh\n")
+        ranges.write_text("ranged:200000:65536\n")
+        # In a mount namespace of its own, so that this machine's /etc stays as it is.
+        script = (
+            f"mount --bind {ranges} /etc/subuid && mount --bind {ranges} /etc/subgid && "
+            f"mount --bind {users} /etc/passwd && exec setpriv "
+            f"--reuid {ORDINARY_UID} --regid {ORDINARY_UID} --clear-groups {self.python} -m chroot_exec {request}"
+        )
+        command = ["unshare", "-m", "sh", "-c", script]
+        done = subprocess.run(command, cwd=self.folder, capture_output=True, text=True, timeout=60)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        receipt = json.loads(done.stdout)
+        self.assertEqual(receipt["sandbox"]["ids"], "subordinate")
+        lines = receipt["checks"][0]["stdout"]["text"].splitlines()
+        self.assertEqual(lines[0], "1234")
+        self.assertEqual(
+            [line.split() for line in lines[1:]], [["0", str(ORDINARY_UID), "1"], ["1", "200000", "65536"]]
+        )
+
+
+if __name__ == "__main__":
+    unittest.main()
