@@ -31,7 +31,7 @@ SHM = 1 << 30
 NO_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
 # Not part of the image: the tier, the driver, kernel and scratch file systems, caches, and profilers.
 EXCLUDED = (
-    "opt/torch", "opt/nvidia", "usr/local/nvidia", "proc", "sys", "dev", "run", "tmp", "mnt", "media", "work", "root",
+    "opt/nvidia", "usr/local/nvidia", "proc", "sys", "dev", "run", "tmp", "mnt", "media", "work", "root",
     "home", "boot", "var/cache", "var/lib/apt", "var/log", "usr/share/doc", "usr/share/man", "lost+found",
     "usr/lib/firmware", "usr/lib/modules", "swapfile",
 )  # fmt: skip
@@ -46,7 +46,7 @@ FACTS = (
     "ldconfig -p | grep -i -e libcuda -e nvidia-ml",
     "env | grep -i -e nccl -e cuda -e nvshmem -e torch -e path",
     "grep Cap /proc/self/status",
-    "ls -la /opt/torch/.venv/bin/python3 /usr/bin/python3",
+    "readlink -f /opt/torch/.venv/bin/python3; cat /opt/torch/.venv/pyvenv.cfg; ls -la /opt /opt/torch",
 )
 
 
@@ -211,8 +211,9 @@ def image(session: Session, environment: Path) -> bool:
 def write_spec(session: Session, environment: Path) -> dict[str, Any]:
     """The spec: this machine as the base, the environment and the checks as tiers."""
     spec = {
-        "name": "device-check", "tag": "r1", "epoch": 0, "base": {"rootfs": "/", "exclude": list(EXCLUDED)},
-        "prefix": PREFIX, "tiers": {"base": {"path": str(environment)}, "checks": {"path": str(session.work / "checks")}},
+        "name": "device-check", "tag": "r1", "epoch": 0, "base": {"rootfs": "/", "exclude": [str(environment).lstrip("/"), *EXCLUDED]},
+        "tiers": {"base": {"path": str(environment)}, "checks": {"path": str(session.work / "checks")}},
+        "prefix": PREFIX,
         "env": ["PATH=/usr/local/cuda/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"],
     }  # fmt: skip
     (session.work / "spec.json").write_text(json.dumps(spec))
