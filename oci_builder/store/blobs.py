@@ -33,21 +33,23 @@ class DirStore:
 
     Args:
         root: the store's folder; made when absent.
+        work: where all but ``blobs/`` is kept (default: ``root``); on the same file system, as blobs are renamed.
 
     Raises:
         TransportError: ``io.*``.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, work: Path | None = None) -> None:
         self.root = root.absolute()
+        self.work = self.root if work is None else work.absolute()
         self._blobs = self.root / "blobs" / "sha256"
-        self._ingest = self.root / "ingest"
+        self._ingest = self.work / "ingest"
         try:
-            for folder in (self._blobs, self._ingest, self.root / "records"):
+            for folder in (self._blobs, self._ingest, self.work / "records"):
                 folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise disk_error(error, "making the store") from None
-        self._records = Records(self.root / "records")
+        self._records = Records(self.work / "records")
         self._open: dict[Digest, FileRange] = {}
 
     def close(self) -> None:
@@ -212,7 +214,7 @@ class DirStore:
         return status
 
     def _quarantine(self, digest: Digest, actual: Digest) -> None:
-        folder = self.root / "quarantine"
+        folder = self.work / "quarantine"
         with contextlib.suppress(OSError):
             folder.mkdir(exist_ok=True)
             os.replace(self.path(digest), folder / f"{digest.hex}-{time.time_ns()}")
