@@ -32,7 +32,7 @@ NO_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"
 # Not part of the image: the tier, the driver, kernel and scratch file systems, caches, and profilers.
 EXCLUDED = (
     "opt/nvidia", "usr/local/nvidia", "proc", "sys", "dev", "run", "tmp", "mnt", "media", "work", "root",
-    "home", "boot", "var/cache", "var/lib/apt", "var/log", "usr/share/doc", "usr/share/man", "lost+found",
+    "home", "boot", "var/cache", "var/lib/apt", "var/log", "var/tmp", "usr/share/doc", "usr/share/man", "lost+found",
     "usr/lib/firmware", "usr/lib/modules", "swapfile",
 )  # fmt: skip
 
@@ -210,8 +210,9 @@ def image(session: Session, environment: Path) -> bool:
 
 def write_spec(session: Session, environment: Path) -> dict[str, Any]:
     """The spec: this machine as the base, the environment and the checks as tiers."""
+    ours = [str(p.resolve()).lstrip("/") for p in (environment, REPOSITORY, session.out, session.work)]
     spec = {
-        "name": "device-check", "tag": "r1", "epoch": 0, "base": {"rootfs": "/", "exclude": [str(environment).lstrip("/"), *EXCLUDED]},
+        "name": "device-check", "tag": "r1", "epoch": 0, "base": {"rootfs": "/", "exclude": [*ours, *EXCLUDED]},
         "tiers": {"base": {"path": str(environment)}, "checks": {"path": str(session.work / "checks")}},
         "prefix": PREFIX,
         "env": ["PATH=/usr/local/cuda/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"],
