@@ -54,11 +54,9 @@ def load_base(spec: Spec, folder: Path, store: DirStore, write: WriteOptions, em
         case RegistryBase() as base:
             from oci_builder.transports.registry import RegistryOptions, load_registry
 
-            options = RegistryOptions(
-                platform=spec.platform, limits=limits, plain_http=base.plain_http,
-                expect_manifest=base.manifest, expect_config=base.config,
-            )  # fmt: skip
-            pulled = load_registry(base.registry, Digest(base.digest), store, options, emit)
+            options = RegistryOptions(limits=limits, plain_http=base.plain_http)
+            pins = Pins(base.manifest, base.config)
+            pulled = load_registry(base.registry, base.digest, store, options, platform=spec.platform, pins=pins, emit=emit)
             return Base(pulled.image, base.registry, pulled.manifest)
         case OciBase() as base:
             return _oci(folder / base.oci, base.digest, spec.platform, store, limits, emit)

@@ -1,0 +1,53 @@
+"""The command line. Only this package and ``engines`` import the verbs; each command imports its own when it runs."""
+
+from __future__ import annotations
+
+import click
+
+from oci_builder import __version__
+from oci_builder.cli.common import Settings, exit_statuses
+from oci_builder.cli.images import IMAGE_COMMANDS
+from oci_builder.cli.releases import RELEASE_COMMANDS
+
+__all__ = ["cli", "main"]
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, prog_name="oci-builder")
+@click.option("-v", "--verbose", is_flag=True, help="Notes on what is done, and where errors come from.")
+@click.option(
+    "--progress", type=click.Choice(["auto", "bars", "json", "none"]), default="auto", show_default=True,
+    help="Bars on a terminal, JSON lines for programs (on standard error).",
+)  # fmt: skip
+@click.pass_context
+def cli(context: click.Context, verbose: bool, progress: str) -> None:
+    """Build reproducible OCI images of big Python/CUDA runtimes, verify anybody's, and ship them with evidence.
+
+    Exit status: 0 good; 1 a check ran and said no; 2 the inputs are wrong; 3 bytes are not what they claim; 4 refused
+    by policy; 5 network, daemon or disk; 6 conflict.
+    """
+    context.obj = Settings(verbose, progress)
+
+
+@cli.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print the completion script of a shell, e.g. eval "$(oci-builder completion bash)"."""
+    from click.shell_completion import get_completion_class
+
+    found = get_completion_class(shell)
+    assert found is not None
+    click.echo(found(cli, {}, "oci-builder", "_OCI_BUILDER_COMPLETE").source())
+
+
+for _command in (*IMAGE_COMMANDS, *RELEASE_COMMANDS):
+    cli.add_command(_command)
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    import sys
+
+    verbose = any(word in ("-v", "--verbose") for word in sys.argv[1:3])
+    with exit_statuses(verbose):
+        cli()

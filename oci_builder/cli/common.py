@@ -1,0 +1,134 @@
+"""What all commands share: settings, progress, output, and the one place where errors become exit statuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import click
+
+from oci_builder.model.errors import OciBuilderError, SpecError, disk_error
+from oci_builder.model.events import Emit
+from oci_builder.model.limits import DEFAULT_LIMITS, Limits
+from oci_builder.model.spec import Spec, load_spec
+from oci_builder.progress import rendering
+
+F = TypeVar("F", bound=Callable[..., Any])
+ARCHIVE = click.Path(path_type=Path)
+
+
+@dataclass(slots=True)
+class Settings:
+    """The group's options."""
+
+    verbose: bool = False
+    progress: str = "auto"
+
+    @contextmanager
+    def emitting(self) -> Iterator[Emit]:
+        """Progress for the time of a command."""
+        with rendering(self.progress, verbose=self.verbose) as emit:
+            yield emit
+
+
+pass_settings = click.make_pass_decorator(Settings, ensure=True)
+
+
+def default_cache() -> Path:
+    """``$OCI_BUILDER_CACHE``, else ``oci-builder`` in the user's cache folder."""
+    if found := os.environ.get("OCI_BUILDER_CACHE"):
+        return Path(found)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "oci-builder"
+
+
+def default_jobs() -> int:
+    """The CPUs that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def cache_option(function: F) -> F:
+    """``--cache DIR``."""
+    option: Callable[[F], F] = click.option(
+        "--cache", type=ARCHIVE, default=default_cache, show_default="the user's cache folder",
+        help="Folder of blobs and build records, shared by builds.",
+    )  # fmt: skip
+    return option(function)
+
+
+def json_option(function: F) -> F:
+    """``--json``: the result as JSON on standard output instead of lines for people."""
+    option: Callable[[F], F] = click.option(
+        "--json", "json_file", flag_value="-", default=None, help="The result as JSON on standard output."
+    )
+    return option(function)
+
+
+def write_json(value: Any, target: str | None) -> None:
+    """Write a result; ``-`` is standard output, ``None`` nowhere. A file appears only when it is complete."""
+    if target is None:
+        return
+    text = json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+    data = text.encode("utf-8", "backslashreplace")
+    if target == "-":
+        click.get_binary_stream("stdout").write(data)
+        return
+    path = Path(target)
+    part = path.with_name(f".{path.name}.partial-{os.getpid()}")
+    try:
+        part.write_bytes(data)
+        part.replace(path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise disk_error(error, "writing the JSON result") from None
+
+
+def spec_and_limits(path: Path | None) -> tuple[Spec | None, Limits]:
+    """The spec of ``--spec``, and the limits that hold."""
+    if path is None:
+        return None, DEFAULT_LIMITS
+    spec = load_spec(path)
+    return spec, spec.effective_limits
+
+
+def say(line: str) -> None:
+    """A line of the result, for people; control characters of untrusted names never reach the terminal."""
+    click.echo("".join(c if c.isprintable() or c == "\t" else repr(c)[1:-1] for c in line))
+
+
+def fail(error: OciBuilderError, verbose: bool) -> NoReturn:
+    """Print an error and exit with its status."""
+    if verbose:
+        traceback.print_exception(error, file=sys.stderr)
+    click.echo(f"error[{error.code}]: {error.message}", err=True)
+    sys.exit(error.exit_status)
+
+
+@contextmanager
+def exit_statuses(verbose: bool = False) -> Iterator[None]:
+    """Turn every error that a user or an input can cause into a line and an exit status."""
+    try:
+        yield
+    except OciBuilderError as error:
+        fail(error, verbose)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
+    except OSError as error:
+        fail(disk_error(error, "the operation"), verbose)
+    except KeyboardInterrupt:
+        click.echo("interrupted", err=True)
+        sys.exit(130)
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("oci_builder"):
+            raise
+        extra = {"huggingface_hub": "hub", "modal": "modal", "docker": "docker", "cyclonedx": "payload"}
+        name = extra.get(str(error.name).split(".")[0], "")
+        hint = f"pip install 'oci-builder[{name}]'" if name else f"pip install {error.name}"
+        fail(SpecError("spec.extra", f"this command needs the package {error.name}: {hint}"), verbose)

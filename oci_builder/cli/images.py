@@ -1,0 +1,229 @@
+"""Commands about images: build, verify, inspect, diff, pull, push, unpack, exec, readiness, schema."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from oci_builder.cli.common import (
+    ARCHIVE,
+    Settings,
+    cache_option,
+    default_jobs,
+    json_option,
+    pass_settings,
+    say,
+    spec_and_limits,
+    write_json,
+)
+
+PLATFORM = click.option("--platform", default="linux/amd64", show_default=True, help="Which image of an index.")
+SPEC = click.option("--spec", "spec_path", type=ARCHIVE, default=None, help="Take limits from SPEC.")
+JOBS = click.option("--jobs", type=click.IntRange(1, 256), default=default_jobs, show_default="CPUs", help="Threads.")
+
+
+def human(size: float) -> str:
+    """A size for people.
+
+    >>> human(1_500_000)
+    '1.5 MB'
+    """
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000 or unit == "GB":
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    raise AssertionError
+
+
+@click.command()
+@click.argument("spec", type=ARCHIVE, default=Path("spec.json"))
+@click.option("--out", type=ARCHIVE, default=Path("dist"), show_default=True, help="Folder for the three archives.")
+@cache_option
+@JOBS
+@click.option("--check", is_flag=True, help="Believe no file times: read every input again.")
+@json_option
+@pass_settings
+def build(
+    settings: Settings, spec: Path, out: Path, cache: Path, jobs: int, check: bool, json_file: str | None
+) -> None:
+    """Build SPEC: everything that has changed, nothing else."""
+    from oci_builder.build import BuildOptions
+    from oci_builder.build import build as run
+
+    with settings.emitting() as emit:
+        result = run(spec, out, BuildOptions(cache, jobs, check), emit)
+    write_json({"unchanged": result.unchanged, "container": result.container, "portable": result.portable}, json_file)
+    if json_file == "-":
+        return
+    if result.unchanged:
+        say("nothing has changed")
+    for record in (*result.container["archives"].values(), result.portable):
+        say(f"{out / record['file']}  {human(record['size'])}  sha256:{record['sha256']}")
+    say(f"{result.container['reference']}  config {result.container['config']['digest']}")
+
+
+@click.command()
+@click.argument("archives", type=ARCHIVE, nargs=-1, required=True)
+@SPEC
+@click.option("--profile", type=click.Choice(["foreign", "strict"]), default="foreign", show_default=True,
+              help="strict holds archives to the rules of our own output.")  # fmt: skip
+@PLATFORM
+@JOBS
+@click.option("--exec", "execute", is_flag=True, help="Then unpack the image and run its checks in a sandbox.")
+@click.option("--checks", type=ARCHIVE, default=None, help="Checks to run (JSON); default: the image's own.")
+@click.option("--gpu", is_flag=False, flag_value="all", default=None, metavar="[DEVICES]", help="Give the checks GPUs.")
+@click.option("--receipt", type=ARCHIVE, default=None, help="Write the checks' receipt (unsigned JSON) to FILE.")
+@cache_option
+@click.option(
+    "--json", "json_file", default=None, metavar="FILE", help="Write the report as JSON; - is standard output."
+)
+@pass_settings
+def verify(
+    settings: Settings, archives: tuple[Path, ...], spec_path: Path | None, profile: str, platform: str, jobs: int,
+    execute: bool, checks: Path | None, gpu: str | None, receipt: Path | None, cache: Path, json_file: str | None,
+) -> None:  # fmt: skip
+    """Verify one or two image archives, ours or anybody's; two must be the same image."""
+    from oci_builder.cli.running import execute_checks, show_report
+    from oci_builder.verify import VerifyOptions, verify_archives
+
+    if len(archives) > 2:
+        raise click.UsageError("one or two archives")
+    spec, limits = spec_and_limits(spec_path)
+    with settings.emitting() as emit:
+        options = VerifyOptions(profile=profile, platform=platform, limits=limits, threads=jobs, emit=emit)
+        report = verify_archives(archives, options)
+    write_json(report.to_json(), json_file)
+    if json_file != "-":
+        show_report(report)
+    status = report.exit_status
+    if execute:
+        prefix = spec.prefix if spec is not None else ""
+        ran = execute_checks(settings, report, archives[0], checks, prefix, gpu, receipt, cache, json_file == "-")
+        status = status or ran
+    sys.exit(status)
+
+
+@click.command("inspect")
+@click.argument("archive", type=ARCHIVE)
+@PLATFORM
+@json_option
+@pass_settings
+def inspect_command(settings: Settings, archive: Path, platform: str, json_file: str | None) -> None:
+    """Show layers, sizes, what each tier costs and what is shared."""
+    from oci_builder.inspection import inspect_archive
+
+    with settings.emitting() as emit:
+        found = inspect_archive(archive, platform=platform, emit=emit)
+    write_json(found.to_json(), json_file)
+    if json_file != "-":
+        for line in found.lines():
+            say(line)
+
+
+@click.command("diff")
+@click.argument("old", type=ARCHIVE)
+@click.argument("new", type=ARCHIVE)
+@PLATFORM
+@json_option
+@pass_settings
+def diff_command(settings: Settings, old: Path, new: Path, platform: str, json_file: str | None) -> None:
+    """Show which layers, packages and files differ. Exit status 1 when something does."""
+    from oci_builder.difference import diff_archives
+
+    with settings.emitting() as emit:
+        found = diff_archives(old, new, platform=platform, emit=emit)
+    write_json(found.to_json(), json_file)
+    if json_file != "-":
+        for line in found.lines():
+            say(line)
+    sys.exit(0 if found.same else 1)
+
+
+@click.command()
+@click.argument("reference")
+@click.argument("dest", type=ARCHIVE)
+@PLATFORM
+@click.option("--plain-http", is_flag=True, help="Speak HTTP; loopback addresses need no flag.")
+@cache_option
+@json_option
+@pass_settings
+def pull(
+    settings: Settings, reference: str, dest: Path, platform: str, plain_http: bool, cache: Path, json_file: str | None
+) -> None:
+    """Pull REFERENCE@sha256:… into the OCI layout DEST, verified, resumable."""
+    from oci_builder.pull import PullOptions
+    from oci_builder.pull import pull as run
+
+    with settings.emitting() as emit:
+        found = run(reference, dest, PullOptions(platform=platform, plain_http=plain_http), emit)
+    write_json(found.to_json(), json_file)
+    if json_file != "-":
+        say(f"{dest}: {found.manifest}")
+
+
+@click.command()
+@click.argument("archive", type=ARCHIVE)
+@click.argument("reference")
+@click.option("--plain-http", is_flag=True, help="Speak HTTP; loopback addresses need no flag.")
+@json_option
+@pass_settings
+def push(settings: Settings, archive: Path, reference: str, plain_http: bool, json_file: str | None) -> None:
+    """Push an OCI archive or layout to REFERENCE (name:tag), verified afterwards."""
+    from oci_builder.push import PushOptions
+    from oci_builder.push import push as run
+
+    with settings.emitting() as emit:
+        found = run(archive, reference, PushOptions(plain_http=plain_http), emit)
+    write_json(found.to_json(), json_file)
+    if json_file != "-":
+        say(f"{reference}@{found.manifest}")
+
+
+@click.command()
+@click.argument("archive", type=ARCHIVE)
+@click.argument("folder", type=ARCHIVE)
+@SPEC
+@PLATFORM
+@JOBS
+@click.option("--strict", is_flag=True, help="Refuse what is merely unusual.")
+@json_option
+@pass_settings
+def unpack(
+    settings: Settings, archive: Path, folder: Path, spec_path: Path | None, platform: str, jobs: int, strict: bool,
+    json_file: str | None,
+) -> None:  # fmt: skip
+    """Unpack an image's file system into FOLDER, which must be absent or empty."""
+    from oci_builder.unpack import UnpackOptions, unpack_image
+
+    _, limits = spec_and_limits(spec_path)
+    with settings.emitting() as emit:
+        options = UnpackOptions(platform=platform, limits=limits, threads=jobs, strict=strict)
+        report = unpack_image(archive, folder, options, emit)
+    value: dict[str, Any] = report.to_json()
+    write_json(value, json_file)
+    if json_file != "-":
+        say(f"{folder}: {json.dumps(value.get('summary', {}), sort_keys=True)}")
+
+
+@click.command("schema")
+def schema_command() -> None:
+    """Print the JSON Schema of a spec."""
+    from oci_builder.model.spec import json_schema
+
+    click.echo(json.dumps(json_schema(), indent=2, sort_keys=True))
+
+
+def _readiness_command() -> click.Command:
+    from oci_builder.cli.running import exec_command, readiness_command
+
+    return click.Group("running", commands={"exec": exec_command, "readiness": readiness_command})
+
+
+IMAGE_COMMANDS: tuple[click.Command, ...] = (
+    build, verify, inspect_command, diff_command, pull, push, unpack, schema_command,
+    *_readiness_command().commands.values(),  # type: ignore[attr-defined]
+)  # fmt: skip

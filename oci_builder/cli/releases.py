@@ -1,0 +1,210 @@
+"""Commands about evidence: key, receipt, qualification, repack, publish, report, sbom, stage."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+import click
+
+from oci_builder.cli.common import (
+    ARCHIVE,
+    Settings,
+    cache_option,
+    default_jobs,
+    json_option,
+    pass_settings,
+    say,
+    write_json,
+)
+from oci_builder.model.errors import SpecError
+
+RELEASE = click.argument("release", type=ARCHIVE)
+SPEC = click.option("--spec", "spec_path", type=ARCHIVE, default=Path("spec.json"), show_default=True)
+TRUST = click.option(
+    "--trust", type=ARCHIVE, default=Path("releases/trust.json"), show_default=True, help="Trusted keys."
+)
+KEY = click.option("--key", type=ARCHIVE, required=True, help="Private key file (0600).")
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+@click.group()
+def key() -> None:
+    """Signing keys."""
+
+
+@key.command("new")
+@click.argument("path", type=ARCHIVE)
+@json_option
+def key_new(path: Path, json_file: str | None) -> None:
+    """Make an Ed25519 key pair: PATH (0600) and PATH.pub. Nothing is overwritten."""
+    from oci_builder.receipt import make_key
+
+    made = make_key(path)
+    write_json(made, json_file)
+    if json_file != "-":
+        say(f"{made['id']}\n{made['public']}")
+
+
+@click.group()
+def receipt() -> None:
+    """Signed receipts: in-toto statements in DSSE envelopes."""
+
+
+@receipt.command("sign")
+@click.argument("source", type=ARCHIVE)
+@click.argument("folder", type=ARCHIVE)
+@click.option("--archive", "archives", type=ARCHIVE, multiple=True, required=True, help="What the receipt is about.")
+@KEY
+def receipt_sign(source: Path, folder: Path, archives: tuple[Path, ...], key: Path) -> None:
+    """Sign the receipt in SOURCE (JSON) about the archives, into FOLDER. Created exclusively."""
+    from oci_builder.receipt import archive_digests, sign_receipt
+
+    say(str(sign_receipt(source, folder, archive_digests(archives), key)))
+
+
+@receipt.command("verify")
+@click.argument("path", type=ARCHIVE)
+@TRUST
+@click.option("--archive", "archives", type=ARCHIVE, multiple=True, help="The receipt must be about these.")
+@json_option
+def receipt_verify(path: Path, trust: Path, archives: tuple[Path, ...], json_file: str | None) -> None:
+    """Three answers: verified (0), failed (3), cannot tell (1)."""
+    from oci_builder.receipt import archive_digests, verify_receipt
+
+    verdict = verify_receipt(path, trust, _now(), archive_digests(archives) if archives else None)
+    value = verdict.to_json()
+    write_json(value, json_file)
+    if json_file != "-":
+        say(f"{verdict.answer.value}: {path}")
+        for reason in verdict.reasons:
+            say(f"  {reason}")
+    sys.exit(verdict.answer.exit_status)
+
+
+@receipt.command("show")
+@click.argument("path", type=ARCHIVE)
+@TRUST
+def receipt_show(path: Path, trust: Path) -> None:
+    """What a receipt says; hearsay unless it is verified."""
+    from oci_builder.receipt import show_receipt, verify_receipt
+
+    verdict = verify_receipt(path, trust, _now())
+    click.echo(json.dumps(show_receipt(verdict), indent=2, sort_keys=True, ensure_ascii=True))
+    sys.exit(verdict.answer.exit_status)
+
+
+@click.command()
+@RELEASE
+@SPEC
+@TRUST
+@click.option("--update", is_flag=True, help="Judge now and record it; the one before stays under a number.")
+@json_option
+def qualification(release: Path, spec_path: Path, trust: Path, update: bool, json_file: str | None) -> None:
+    """Recompute RELEASE/qualification.json and compare."""
+    from oci_builder.qualification import Rules, check_release, summary, update_release
+
+    rules = Rules.load(spec_path, trust)
+    found = update_release(release, rules, _now()) if update else check_release(release, rules)
+    write_json(found, json_file)
+    if json_file != "-":
+        for line in summary(found):
+            say(line)
+
+
+@click.command()
+@RELEASE
+@click.argument("page", type=ARCHIVE)
+@SPEC
+@TRUST
+@json_option
+def report(release: Path, page: Path, spec_path: Path, trust: Path, json_file: str | None) -> None:
+    """Write one self-contained HTML page about RELEASE."""
+    from oci_builder.qualification import Rules
+    from oci_builder.report import report_data, write_report
+
+    rules = Rules.load(spec_path, trust)
+    data = report_data(release, rules.gates, rules.policy, _now(), rules.spec)
+    write_report(data, page)
+    write_json(data, json_file)
+    if json_file != "-":
+        say(str(page))
+
+
+@click.command()
+@click.argument("dist", type=ARCHIVE)
+@RELEASE
+@SPEC
+@TRUST
+@KEY
+@click.option("--checks", type=ARCHIVE, required=True, help="Offline checks (JSON) that the new build must pass.")
+@click.option("--marker", default=None, help="Marker file in the portable archive.")
+@cache_option
+@pass_settings
+def repack(
+    settings: Settings, dist: Path, release: Path, spec_path: Path, trust: Path, key: Path, checks: Path,
+    marker: str | None, cache: Path,
+) -> None:  # fmt: skip
+    """Repair packaging files of an unqualified candidate in DIST without compiling anything again."""
+    from oci_builder.cli.repacking import RepackInputs, run_repack
+
+    with settings.emitting() as emit:
+        done = run_repack(RepackInputs(dist, release, spec_path, trust, key, checks, marker, cache), _now(), emit)
+    say(f"portable sha256:{done.sha256}; the old build is in {done.previous}; receipt {done.receipt}")
+
+
+@click.command()
+@RELEASE
+@click.option("--archives", type=ARCHIVE, default=Path("dist"), show_default=True, help="Folder of the archives.")
+@click.option("--helper", type=ARCHIVE, required=True, help="ensure_runtime.sh as it is shipped.")
+@click.option("--repo", required=True, help="Dataset, OWNER/NAME.")
+@click.option("--endpoint", default="", show_default="the client's")
+@KEY
+@pass_settings
+def publish(
+    settings: Settings, release: Path, archives: Path, helper: Path, repo: str, endpoint: str, key: Path
+) -> None:
+    """Publish RELEASE to a Hugging Face dataset; the token is taken from HF_TOKEN."""
+    from oci_builder.publish import Publication
+    from oci_builder.publish import publish as run
+    from oci_builder.release.folder import ReleaseFolder
+    from oci_builder.release.publish import HubTarget
+    from oci_builder.release.signing import load_key
+
+    if not os.environ.get("HF_TOKEN"):
+        raise SpecError("spec.token", "set HF_TOKEN to a token that may write to the dataset")
+    what = Publication(ReleaseFolder(release), archives, helper, load_key(key))
+    with settings.emitting() as emit:
+        done = run(what, HubTarget(repo, endpoint=endpoint), emit)
+    say(f"commit {done.commit}, card {done.card_commit}, receipt {done.receipt}")
+
+
+@click.command()
+@click.argument("name")
+@click.option("--on", "where", type=click.Choice(["local", "modal"]), default="local", show_default=True)
+@click.option("--spec", "spec_path", type=ARCHIVE, default=Path("spec.json"), show_default=True)
+@click.option("--work", type=ARCHIVE, default=Path("dist"), show_default=True, help="Folder that stages share.")
+@click.option("--yes", is_flag=True, help="Go on although the stage costs money.")
+@click.option("--jobs", type=click.IntRange(1, 256), default=default_jobs, show_default="CPUs")
+@json_option
+@pass_settings
+def stage(
+    settings: Settings, name: str, where: str, spec_path: Path, work: Path, yes: bool, jobs: int, json_file: str | None
+) -> None:
+    """Run one stage of a release, here or on Modal."""
+    from oci_builder.engines.run import StageRequest, run_stage_on
+
+    with settings.emitting() as emit:
+        result = run_stage_on(StageRequest(name, where, spec_path, work, jobs, yes), emit)
+    write_json(result, json_file)
+    if json_file != "-":
+        say(json.dumps(result, sort_keys=True))
+
+
+RELEASE_COMMANDS: tuple[click.Command, ...] = (key, receipt, qualification, report, repack, publish, stage)

@@ -1,0 +1,158 @@
+"""Commands that run an image's programs or judge its files: exec, readiness, and ``verify --exec``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from oci_builder.cli.common import ARCHIVE, Settings, cache_option, json_option, pass_settings, say, write_json
+from oci_builder.model.errors import OciBuilderError, SpecError
+from oci_builder.model.events import Emit
+from oci_builder.model.report import Report
+
+
+def show_report(report: Report) -> None:
+    """A report for people: the subjects, then every finding, then the verdict."""
+    for subject in report.subjects:
+        say(f"{subject.get('path')}: {subject.get('kind')}, manifest {subject.get('manifest')}")
+    for finding in report.findings:
+        more = f" (expected {finding.expected}, got {finding.actual})" if finding.expected or finding.actual else ""
+        say(f"{finding.severity}[{finding.code}] {finding.where}: {finding.message}{more}")
+    count = len(report.findings) - len(report.errors)
+    say(f"ok, {count} warnings" if report.ok else f"not ok: {len(report.errors)} errors, {count} warnings")
+
+
+def stage_archive(archive: Path, cache: Path, emit: Emit, platform: str = "linux/amd64") -> Any:
+    """The archive's unpacked tree in the cache; a plain folder as it stands."""
+    from oci_builder.model.digest import Digest
+    from oci_builder.staging import Unpacked, stage
+    from oci_builder.unpack import UnpackOptions, unpack_image
+
+    def unpack(source: Path, folder: Path) -> Unpacked:
+        done = unpack_image(source, folder, UnpackOptions(platform=platform), emit)
+        return Unpacked(Digest(done.manifest), done.config)
+
+    return stage(archive, cache / "staged", unpack, platform=platform, emit=emit)
+
+
+def execute_checks(
+    settings: Settings, report: Report, archive: Path, checks: Path | None, prefix: str, gpu: str | None,
+    receipt: Path | None, cache: Path, quiet: bool,
+) -> int:  # fmt: skip
+    """Run the three gates of ``verify --exec``; returns the exit status."""
+    from oci_builder.exec_run import ExecOptions, gpu_selection, image_checks, load_checks
+    from oci_builder.exec_run_gates import verify_exec
+
+    selected, env = gpu_selection("" if gpu == "all" else gpu) if gpu is not None else (None, {})
+    wanted = load_checks(checks) if checks is not None else None
+    with settings.emitting() as emit:
+        statement = verify_exec(
+            report,
+            lambda: stage_archive(archive, cache, emit),
+            lambda staged: (
+                wanted if wanted is not None else image_checks(staged.root, prefix or _prefix(staged.config))
+            ),
+            ExecOptions(gpu=selected, env=env),
+        )
+    if receipt is not None:
+        receipt.write_text(statement.model_dump_json(by_alias=True, exclude_none=True, indent=1) + "\n")
+    good = True
+    for check in statement.predicate.checks:
+        good = good and check.outcome in ("pass", "deferred")
+        if not quiet:
+            say(f"{check.outcome:<8} {check.name}" + (f": {check.reason}" if check.reason else ""))
+    return 0 if good else 1
+
+
+def _prefix(config: Mapping[str, Any]) -> str:
+    labels = config.get("Labels") or {}
+    found = labels.get("io.github.oci-builder.prefix", "")
+    if not found:
+        raise SpecError("spec.checks", "the image does not say where its checks are; name them with --checks or --spec")
+    return str(found)
+
+
+@click.command("exec", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.argument("subject", type=ARCHIVE)
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+@click.option("--user", default="", help="USER[:GROUP], names or numbers.")
+@click.option("-e", "--env", "env", multiple=True, metavar="NAME=VALUE", help="Set a variable.")
+@click.option("--bind", "binds", multiple=True, metavar="SOURCE:TARGET[:rw]", help="Show a path of this machine.")
+@click.option("-w", "--workdir", default="", help="Working directory.")
+@click.option("--network", type=click.Choice(["none", "host"]), default="none", show_default=True)
+@click.option("--isolation", type=click.Choice(["auto", "root", "rootless"]), default="auto", show_default=True)
+@click.option("--entrypoint", default=None, help="Replace the image's entrypoint; empty for none.")
+@click.option("--gpu", is_flag=False, flag_value="all", default=None, metavar="[DEVICES]", help="Give it GPUs.")
+@cache_option
+@pass_settings
+def exec_command(
+    settings: Settings, subject: Path, command: tuple[str, ...], user: str, env: tuple[str, ...],
+    binds: tuple[str, ...], workdir: str, network: str, isolation: str, entrypoint: str | None, gpu: str | None,
+    cache: Path,
+) -> None:  # fmt: skip
+    """Run COMMAND in SUBJECT (an archive, or an unpacked folder); its exit status is passed on."""
+    from oci_builder.exec_run import ExecOptions, gpu_selection, run_in
+
+    selected, site = gpu_selection("" if gpu == "all" else gpu) if gpu is not None else (None, {})
+    options = ExecOptions(
+        user=user, workdir=workdir, network=network, isolation=isolation, gpu=selected, env={**site, **_pairs(env)},
+        binds=tuple(_bind(b) for b in binds),
+        entrypoint=None if entrypoint is None else tuple(e for e in (entrypoint,) if e),
+    )  # fmt: skip
+    with settings.emitting() as emit:
+        staged = stage_archive(subject, cache, emit)
+    argv = command[1:] if command[:1] == ("--",) else command
+    try:
+        status = run_in(staged.root, staged.config, argv, options).status
+    except OciBuilderError as error:
+        # As with docker run: the runner's own failures are told apart from the program's exit statuses.
+        click.echo(f"error[{error.code}]: {error.message}", err=True)
+        sys.exit(127 if error.code.startswith("exec.") else 125)
+    sys.exit(status)
+
+
+def _pairs(items: tuple[str, ...]) -> dict[str, str]:
+    out = {}
+    for item in items:
+        name, equals, value = item.partition("=")
+        if not name or not equals:
+            raise click.BadParameter(f"{item!r} is not NAME=VALUE", param_hint="--env")
+        out[name] = value
+    return out
+
+
+def _bind(text: str) -> Any:
+    from chroot_exec.protocol import Bind
+
+    source, _, rest = text.partition(":")
+    target, _, mode = rest.partition(":")
+    if not source or not target or mode not in ("", "ro", "rw"):
+        raise click.BadParameter(f"{text!r} is not SOURCE:TARGET[:rw]", param_hint="--bind")
+    return Bind(str(Path(source).absolute()), target, mode != "rw")
+
+
+@click.command("readiness")
+@click.argument("subject", type=ARCHIVE)
+@click.option("--target", default="sm_100", show_default=True, help="The GPU's architecture.")
+@click.option("--glibc", default="2.35", show_default=True, help="glibc of the oldest host.")
+@click.option("--driver", type=int, default=580, show_default=True, help="Branch of the oldest driver.")
+@click.option("--allow", type=ARCHIVE, default=None, help="Rules of your own (TOML) beside the built-in ones.")
+@json_option
+@pass_settings
+def readiness_command(
+    settings: Settings, subject: Path, target: str, glibc: str, driver: int, allow: Path | None, json_file: str | None
+) -> None:
+    """Judge without a GPU whether SUBJECT (archive or folder) runs on a GPU node."""
+    from oci_builder.readiness import ReadinessOptions, readiness
+
+    with settings.emitting() as emit:
+        report = readiness(subject, ReadinessOptions(target=target, glibc=glibc, driver=driver, allow=allow), emit=emit)
+    write_json(report.to_json(), json_file)
+    if json_file != "-":
+        for line in report.to_text().splitlines():
+            say(line)
+    sys.exit(report.exit_status)

@@ -1,0 +1,108 @@
+"""Render events: bars on a terminal, JSON lines for programs, nothing when piped. The one file that imports rich."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import TextIO
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TransferSpeedColumn,
+)
+
+from oci_builder.model.events import Emit, Event
+
+
+@contextmanager
+def rendering(how: str = "auto", *, verbose: bool = False, stream: TextIO | None = None) -> Iterator[Emit]:
+    """An ``Emit`` that writes to ``stream`` (default: standard error) while the block runs.
+
+    Args:
+        how: ``bars``, ``json``, ``none``, or ``auto``: bars on a terminal, else none. Warnings are always written.
+        verbose: write notes too.
+    """
+    out = stream or sys.stderr
+    if how == "json":
+        yield _Json(out)
+    elif how == "bars" or (how == "auto" and out.isatty()):
+        with _Bars(out, verbose) as bars:
+            yield bars
+    else:
+        yield _Plain(out, verbose)
+
+
+class _Json:
+    """One line an event; ``advance`` at most about every 0.1 s would lose totals, so none is dropped."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out, self._lock = out, threading.Lock()
+
+    def __call__(self, event: Event) -> None:
+        line = json.dumps({key: value for key, value in asdict(event).items() if value not in ("", 0)})
+        with self._lock:
+            self._out.write(line + "\n")
+            self._out.flush()
+
+
+class _Plain:
+    """Warnings, and notes when asked for."""
+
+    def __init__(self, out: TextIO, verbose: bool) -> None:
+        self._out, self._verbose = out, verbose
+
+    def __call__(self, event: Event) -> None:
+        if event.kind == "warning" or (event.kind == "note" and self._verbose):
+            self._out.write(f"{event.kind}: {event.task}: {event.message}\n")
+
+
+class _Bars:
+    """A bar a task, with bytes, speed and time."""
+
+    def __init__(self, out: TextIO, verbose: bool) -> None:
+        self._verbose = verbose
+        self._progress = Progress(
+            TextColumn("{task.description:<34.34}"), BarColumn(28), DownloadColumn(), TransferSpeedColumn(),
+            TimeElapsedColumn(), console=Console(file=out), transient=False,
+        )  # fmt: skip
+        self._tasks: dict[str, TaskID] = {}
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> _Bars:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def __call__(self, event: Event) -> None:
+        with self._lock:
+            if event.kind == "warning" or (event.kind == "note" and self._verbose):
+                self._progress.console.print(
+                    f"{event.kind}: {event.task}: {event.message}", markup=False, highlight=False
+                )
+            elif event.kind == "start" and event.unit == "B":
+                known = self._tasks.get(event.task)
+                if known is None:
+                    self._tasks[event.task] = self._progress.add_task(event.task, total=event.total or None)
+                else:
+                    self._progress.reset(known, total=event.total or None)
+            elif event.task in self._tasks:
+                self._step(self._tasks[event.task], event)
+
+    def _step(self, task: TaskID, event: Event) -> None:
+        if event.kind == "advance":
+            self._progress.advance(task, event.amount)
+        elif event.kind == "done":
+            done = self._progress.tasks[self._progress.task_ids.index(task)].completed
+            self._progress.update(task, total=done, completed=done)
