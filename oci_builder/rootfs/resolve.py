@@ -91,7 +91,7 @@ def _walk(stack: list[int], names: list[bytes], rest: list[bytes], make: Make | 
             target = _link(stack[-1], name)
             if target is None:
                 # Something else than a folder is replaced where the path itself names it, not where a link leads to it.
-                if make is None or error.errno != errno.ENOENT and (error.errno != errno.ENOTDIR or links):
+                if make is None or (error.errno != errno.ENOENT and (error.errno != errno.ENOTDIR or links)):
                     raise
                 make(stack[-1], name, b"/".join([*names, name]), error)
                 rest.append(name)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 
 from oci_builder.model.errors import FormatError, PolicyError
 from oci_builder.model.limits import DEFAULT_LIMITS, Limits
-from oci_builder.wire.source import ChunkReader
+from oci_builder.wire.source import ChunkReader, FileRange
 from oci_builder.wire.tar import pax
 from oci_builder.wire.tar.entry import Kind, TarEntry
 from oci_builder.wire.tar.header import BLOCK, ZERO_BLOCK, RawHeader, parse_header
@@ -50,7 +50,7 @@ class TarReader:
     is not read is passed over.
 
     Args:
-        chunks: the tar's bytes.
+        chunks: the tar's bytes. Of a file, content that is not asked for is not read.
         where: name of the archive or layer, for messages.
         strict: hold the tar to our own writer's rules.
         warn: called for what is legal and merely unusual.
@@ -65,7 +65,7 @@ class TarReader:
 
     def __init__(
         self,
-        chunks: Iterable[bytes | memoryview],
+        chunks: Iterable[bytes | memoryview] | FileRange,
         *,
         limits: Limits = DEFAULT_LIMITS,
         where: str = "tar",
@@ -111,6 +111,11 @@ class TarReader:
                     "limit.entries", f"{self._where}: more than {self._limits.entries} entries", where=self._where
                 )
             yield entry
+
+    @property
+    def sparse(self) -> bool:
+        """Whether the current entry is stored with holes."""
+        return self._sparse is not None
 
     def data(self) -> Iterator[memoryview]:
         """The current entry's content. Call it once for an entry."""

@@ -1,0 +1,325 @@
+"""Apply layers to an empty folder: image-spec layer.md, "Applying Changesets", inside the root whatever names say.
+
+Every system call takes a directory descriptor and one component; files are only ever made anew (O_EXCL) and nothing
+that was there is opened. A link that a layer plants is followed only as far as the root goes.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from oci_builder.model.errors import PolicyError, disk_error, show
+from oci_builder.model.limits import DEFAULT_LIMITS, Limits
+from oci_builder.rootfs.apply_dress import Dresser, Who
+from oci_builder.rootfs.apply_folders import Folder, Folders
+from oci_builder.rootfs.apply_nodes import make_node
+from oci_builder.rootfs.apply_notes import Notes
+from oci_builder.rootfs.apply_remove import Spare, remove_entry
+from oci_builder.rootfs.resolve import OPEN_FOLDER
+from oci_builder.rootfs.whiteout import OPAQUE, hidden_by
+from oci_builder.wire.tar import Kind, TarEntry, TarReader
+
+T = TypeVar("T")
+
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_LIST = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_ROUNDS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyOptions:
+    """How layers are applied.
+
+    Attributes:
+        where: what is unpacked, for messages.
+        strict: refuse devices, fifos, names that stand twice, and hard links before their target.
+        who: whose the files are going to be; ``None`` asks the process.
+    """
+
+    where: str = "image"
+    limits: Limits = DEFAULT_LIMITS
+    strict: bool = False
+    who: Who | None = None
+
+
+@dataclass(slots=True)
+class Counts:
+    """What was written."""
+
+    layers: int = 0
+    entries: int = 0
+    bytes: int = 0
+    kinds: dict[str, int] = field(default_factory=dict)
+
+
+class RootTree:
+    """A tree that layers are applied to, lowest first; ``finish`` makes it what the image says.
+
+    Args:
+        root: descriptor of an empty folder of our own with mode 0700; stays the caller's.
+
+    Raises (all methods):
+        PolicyError: ``entry.whiteout``, ``entry.device``, ``entry.link_target``, ``entry.duplicate``, ``path.loop``,
+            ``path.parent``, ``limit.*``.
+        TransportError: ``io.*``.
+    """
+
+    def __init__(self, root: int, options: ApplyOptions | None = None) -> None:
+        self.options = options or ApplyOptions()
+        self.notes = Notes(self.options.where)
+        self.counts = Counts()
+        self._who = self.options.who or Who.myself(root)
+        self._dress = Dresser(self._who, self.notes)
+        self._layer = _Layer()
+        self._folders = Folders(root, self.options.limits, self._replaced, self._layer.add)
+        self._layer.folders = self._folders
+        self._make: dict[Kind, Callable[[TarEntry, TarReader], None]] = {
+            Kind.FILE: self._file,
+            Kind.DIR: self._folder,
+            Kind.SYMLINK: self._symlink,
+            Kind.HARDLINK: self._hardlink,
+            Kind.CHAR: self._node,
+            Kind.BLOCK: self._node,
+            Kind.FIFO: self._node,
+        }
+
+    def apply(self, layer: TarReader) -> None:
+        """Apply one layer; all of it is read, its end included."""
+        self._layer.clear()
+        self.counts.layers += 1
+        entry = None
+        try:
+            for entry in layer:
+                self.counts.entries += 1
+                self._apply(entry, layer)
+            self._late_links()
+        except OSError as error:
+            raise self._failure(error, entry) from None
+
+    def finish(self) -> None:
+        """Give all folders their owner, mode and times."""
+        try:
+            self._folders.finish(self._dress.folder)
+        except OSError as error:
+            raise self._failure(error, None) from None
+
+    def close(self) -> None:
+        """Close what is open. Idempotent."""
+        self._folders.forget()
+
+    # -- entries ---------------------------------------------------------------------------------------------------
+
+    def _apply(self, entry: TarEntry, layer: TarReader) -> None:
+        hidden = hidden_by(entry, self.options.where)
+        if hidden is not None:
+            self._hide(*hidden)
+        elif not entry.name:
+            self._folders.describe(self._folders.root, entry)
+        else:
+            self._make[entry.kind](entry, layer)
+            self.counts.kinds[entry.kind] = self.counts.kinds.get(entry.kind, 0) + 1
+
+    def _place(self, entry: TarEntry, create: Callable[[Folder, bytes], T]) -> T:
+        """Create something new in its parent, in place of what is there."""
+        above, _, name = entry.name.rpartition(b"/")
+        folder = self._folders.get(above)
+        try:
+            made = create(folder, name)
+        except FileExistsError:
+            if self._layer.keeps(folder.inode, name):
+                self._twice(entry)
+            remove_entry(folder.fd, name)
+            self._folders.forget()
+            folder = self._folders.get(above)
+            made = create(folder, name)
+        self._layer.add(folder.inode, name)
+        return made
+
+    def _file(self, entry: TarEntry, layer: TarReader) -> None:
+        mode = entry.mode & 0o777
+        fd = self._place(entry, lambda folder, name: os.open(name, _NEW_FILE, mode, dir_fd=folder.fd))
+        try:
+            if entry.size:
+                for part in layer.data():
+                    _write(fd, part)
+                self.counts.bytes += entry.size
+            self._dress.file(fd, entry)
+        finally:
+            os.close(fd)
+
+    def _folder(self, entry: TarEntry, _layer: TarReader) -> None:
+        above, _, name = entry.name.rpartition(b"/")
+        parent = self._folders.get(above)
+        try:
+            self._folders.make(parent, name)
+        except FileExistsError:
+            # Whatever is no folder makes way for it, a link to a folder too: the layer says that this is a folder.
+            if self._is_folder(parent, name):
+                if self._layer.keeps(parent.inode, name):
+                    self._twice(entry)
+                self._layer.add(parent.inode, name)
+            else:
+                self._place(entry, self._folders.make)
+        self._folders.describe(self._folders.get(entry.name), entry)
+
+    @staticmethod
+    def _is_folder(parent: Folder, name: bytes) -> bool:
+        try:
+            os.close(os.open(name, OPEN_FOLDER, dir_fd=parent.fd))
+        except OSError as error:
+            if error.errno not in (errno.ENOTDIR, errno.ELOOP):
+                raise
+            return False
+        return True
+
+    def _symlink(self, entry: TarEntry, _layer: TarReader) -> None:
+        def create(folder: Folder, name: bytes) -> None:
+            os.symlink(entry.link, name, dir_fd=folder.fd)
+            self._dress.other(folder.fd, name, entry, mode=False)
+
+        self._place(entry, create)
+
+    def _node(self, entry: TarEntry, _layer: TarReader) -> None:
+        if self.options.strict:
+            raise self._refuse("entry.device", entry, f"a {entry.kind} entry")
+        if not self._place(entry, lambda folder, name: make_node(folder, name, entry, self._dress, self.options.where)):
+            self.notes.add("entry.device", entry.name)
+            self._layer.left_out.add(entry.name)
+
+    # -- hard links ------------------------------------------------------------------------------------------------
+
+    def _hardlink(self, entry: TarEntry, _layer: TarReader) -> None:
+        if entry.link in self._layer.left_out:
+            self.notes.add("entry.link_target", entry.name)
+            self._layer.left_out.add(entry.name)
+        elif not self._link(entry):
+            if self.options.strict:
+                raise self._refuse("entry.link_target", entry, f"a hard link to {show(entry.link)} before it is there")
+            self._layer.late.append(entry)
+
+    def _link(self, entry: TarEntry) -> bool:
+        """Make a hard link; False when its target is not there (yet)."""
+        if entry.link == entry.name:
+            raise self._refuse("entry.link_target", entry, "a hard link to itself")
+        above, _, name = entry.link.rpartition(b"/")
+        source = self._folders.existing(above)
+        status = _lstat(source, name or b".")
+        if source is None or status is None:
+            return False
+        if stat.S_ISDIR(status.st_mode):
+            raise self._refuse("entry.link_target", entry, f"a hard link to the folder {show(entry.link)}")
+
+        def create(folder: Folder, new: bytes) -> None:
+            if (folder.inode, new) == (source.inode, name):
+                raise self._refuse("entry.link_target", entry, "a hard link to itself, by way of a symbolic link")
+            # Looked up again: what made way for the link may have closed the descriptor, or taken the target with it.
+            origin = self._folders.get(above, create=False)
+            os.link(name, new, src_dir_fd=origin.fd, dst_dir_fd=folder.fd, follow_symlinks=False)
+
+        try:
+            self._place(entry, create)
+        except FileNotFoundError:
+            raise self._refuse("entry.link_target", entry, f"a hard link that replaces {show(entry.link)}") from None
+        return True
+
+    def _late_links(self) -> None:
+        """Links that stood before their target; backwards, as each may wait for the next."""
+        waiting = self._layer.late
+        for _ in range(_ROUNDS):
+            left = [entry for entry in reversed(waiting) if not self._is_made(entry) and not self._link(entry)]
+            if not left:
+                return
+            if len(left) == len(waiting):
+                break
+            waiting = left[::-1]
+        raise self._refuse("entry.link_target", waiting[0], f"a hard link to {show(waiting[0].link)}, which is nowhere")
+
+    def _is_made(self, entry: TarEntry) -> bool:
+        above, _, name = entry.name.rpartition(b"/")
+        return self._layer.keeps(self._folders.get(above).inode, name)
+
+    # -- whiteouts -------------------------------------------------------------------------------------------------
+
+    def _hide(self, above: bytes, name: bytes) -> None:
+        """Remove what lower layers have; what this layer has stays, wherever in it the whiteout stands."""
+        folder = self._folders.existing(above)
+        if folder is None:
+            return
+        if name == OPAQUE:
+            fd = os.open(b".", _LIST, dir_fd=folder.fd)
+            try:
+                for child in os.listdir(fd):
+                    remove_entry(fd, os.fsencode(child), self._layer)
+            finally:
+                os.close(fd)
+        else:
+            try:
+                remove_entry(folder.fd, name, self._layer)
+            except FileNotFoundError:
+                return
+        self._folders.forget()
+
+    # -- what is wrong ---------------------------------------------------------------------------------------------
+
+    def _replaced(self, path: bytes) -> None:
+        self.notes.add("entry.parent", path)
+
+    def _twice(self, entry: TarEntry) -> None:
+        if self.options.strict:
+            raise self._refuse("entry.duplicate", entry, "a name that stands twice in its layer")
+        self.notes.add("entry.duplicate", entry.name)
+
+    def _refuse(self, code: str, entry: TarEntry, what: str) -> PolicyError:
+        place = f"{self.options.where}: {show(entry.name)}"
+        return PolicyError(code, f"{place}: {what}", where=place, actual=what)
+
+    def _failure(self, error: OSError, entry: TarEntry | None) -> Exception:
+        doing = f"unpacking {show(entry.name)}" if entry is not None else "unpacking"
+        if error.errno == errno.ENAMETOOLONG and entry is not None:
+            return self._refuse("limit.name", entry, "a name or link target that this file system cannot hold")
+        return disk_error(error, doing)
+
+
+class _Layer(Spare):
+    """What the layer that is being applied has made: the rest is from lower layers."""
+
+    def __init__(self) -> None:
+        self.folders: Folders | None = None
+        self.clear()
+
+    def clear(self) -> None:
+        """A new layer begins."""
+        # Hashes of (inode of the folder, name): 190,000 of them take 12 MB, the names would take three times that.
+        self._made: set[int] = set()
+        self.late: list[TarEntry] = []
+        self.left_out: set[bytes] = set()
+
+    def add(self, folder: int, name: bytes) -> None:
+        """``name`` in the folder with this inode number was made."""
+        self._made.add(hash((folder, name)))
+
+    def keeps(self, folder: int, name: bytes) -> bool:
+        """Whether it was made by this layer."""
+        return hash((folder, name)) in self._made
+
+    def stays(self, folder: int) -> None:
+        """A folder of a lower layer is hidden, but this layer has put something into it."""
+        if self.folders is not None:
+            self.folders.undescribe(folder)
+
+
+def _lstat(folder: Folder | None, name: bytes) -> os.stat_result | None:
+    try:
+        return os.lstat(name, dir_fd=folder.fd) if folder else None
+    except FileNotFoundError:
+        return None
+
+
+def _write(fd: int, data: memoryview) -> None:
+    while len(data):
+        data = data[os.write(fd, data) :]

@@ -1,0 +1,185 @@
+"""``unpack``: an image's file system into a folder, every byte of it verified on the way."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from oci_builder.model.digest import Digest
+from oci_builder.model.errors import FormatError, IntegrityError, disk_error
+from oci_builder.model.events import Emit, Event, silent
+from oci_builder.model.limits import DEFAULT_LIMITS, Limits
+from oci_builder.model.report import Finding
+from oci_builder.rootfs.apply import ApplyOptions, RootTree
+from oci_builder.rootfs.destination import Destination
+from oci_builder.transports.opened import Chunks, ImageFile, OpenOptions
+from oci_builder.transports.wanted import WantedImage, WantedLayer
+from oci_builder.wire.compress import Options, decode_chunks, sniff
+from oci_builder.wire.source import Ahead
+from oci_builder.wire.tar import TarReader
+from oci_builder.wire.verified import VerifiedReader
+
+
+@dataclass(frozen=True, slots=True)
+class UnpackOptions:
+    """How to unpack.
+
+    Attributes:
+        platform: which image of an index.
+        threads: decompressing threads; 1 does everything in the caller's thread.
+        strict: hold the layers to our own rules (no devices, no fifos, no names twice, links after their targets).
+    """
+
+    platform: str = "linux/amd64"
+    limits: Limits = DEFAULT_LIMITS
+    threads: int = 2
+    strict: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class UnpackReport:
+    """What was unpacked.
+
+    Attributes:
+        manifest: digest of the manifest; of the config where the archive has no manifest.
+        config: the image config's bytes.
+        summary: counts: layers, entries, bytes, and entries by kind.
+        warnings: what could not be as the image says, one a kind.
+    """
+
+    folder: Path
+    manifest: str
+    config: bytes
+    summary: dict[str, int]
+    warnings: tuple[Finding, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything by name."""
+        return {
+            "folder": str(self.folder),
+            "manifest": self.manifest,
+            "config": Digest.of(self.config),
+            "summary": self.summary,
+            "warnings": [finding.to_json() for finding in self.warnings],
+        }
+
+
+def unpack_image(
+    archive: Path, folder: Path, options: UnpackOptions | None = None, emit: Emit = silent
+) -> UnpackReport:
+    """Unpack an OCI archive, OCI layout folder or Docker archive.
+
+    ``folder`` must be absent or empty. It is there whole, or (after any error) as it was. As root, owners are the
+    image's and standard devices are made; otherwise everything is the caller's and devices are left out. Data is handed
+    to the kernel and not forced to the disk.
+
+    Raises:
+        ConflictError: ``unpack.not_empty``.
+        IntegrityError: ``blob.size``, ``blob.digest``, ``layer.diff_id``.
+        SpecError, FormatError, PolicyError: what is wrong with the archive.
+        TransportError: ``io.*``.
+    """
+    options = options or UnpackOptions()
+    task = f"unpack {archive.name}"
+    with Destination(folder) as place:
+        how = OpenOptions(
+            options.platform, options.limits, options.threads, Path(f"/proc/self/fd/{place.fd}"),
+            lambda size: emit(Event("advance", task, size)),
+        )  # fmt: skip
+        tree = RootTree(place.fd, ApplyOptions(archive.name, options.limits, options.strict))
+        try:
+            with ImageFile(archive, how) as file:
+                emit(Event("start", task, total=_size(archive)))
+                for layer, chunks in file.layers():
+                    _apply(tree, layer, chunks, options)
+                image = file.image or file.found()
+            tree.finish()
+        except OSError as error:
+            raise disk_error(error, f"reading {archive.name}") from None
+        finally:
+            tree.close()
+        place.commit()
+    emit(Event("done", task))
+    return _report(folder, image, tree)
+
+
+def _size(archive: Path) -> int:
+    return archive.stat().st_size if archive.is_file() else 0
+
+
+def _report(folder: Path, image: WantedImage, tree: RootTree) -> UnpackReport:
+    counts = tree.counts
+    summary = {"layers": counts.layers, "entries": counts.entries, "bytes": counts.bytes, **counts.kinds}
+    return UnpackReport(
+        folder, image.manifest or Digest.of(image.config), image.config, summary, tree.notes.findings()
+    )  # fmt: skip
+
+
+def _apply(tree: RootTree, layer: WantedLayer, chunks: Chunks, options: UnpackOptions) -> None:
+    """Apply one layer and prove that its bytes are the layer's."""
+    where = f"layer {layer.digest or layer.name}"
+    head = next(chunks, b"")
+    compression = sniff(head)
+    if layer.compression not in (None, compression):
+        raise FormatError(
+            "media.compression", f"{where}: declared as {layer.compression}, the bytes are {compression}", where=where,
+            expected=layer.compression, actual=compression,
+        )  # fmt: skip
+    blob: VerifiedReader | Chunks = _chain(head, chunks)
+    if layer.digest is not None and layer.size is not None:
+        blob = VerifiedReader(blob, layer.digest, layer.size, where)
+    tar = _Hashed()
+    try:
+        with ExitStack() as threads:
+
+            def ahead(stream: Any) -> Any:
+                return threads.enter_context(Ahead(stream)) if options.threads > 1 else stream
+
+            how = Options(options.limits, where, options.threads, options.strict, tree.notes.add)
+            decoded = ahead(tar.hash(decode_chunks(ahead(blob), compression, how)))
+            tree.apply(
+                TarReader(decoded, limits=options.limits, where=where, strict=options.strict, warn=tree.notes.add)
+            )
+    except FormatError:
+        # Bytes that are not the layer's explain whatever else is wrong with them.
+        if isinstance(blob, VerifiedReader):
+            blob.close()
+        raise
+    if isinstance(blob, VerifiedReader):
+        blob.close()
+    tar.require(layer.diff_id, where)
+
+
+def _chain(head: bytes | memoryview, rest: Chunks) -> Chunks:
+    yield head
+    yield from rest
+
+
+class _Hashed:
+    """The digest of a stream that passes."""
+
+    def __init__(self) -> None:
+        self._hash = hashlib.sha256()
+
+    def hash(self, chunks: Iterator[bytes | memoryview]) -> Chunks:
+        """Pass ``chunks`` on."""
+        for chunk in chunks:
+            self._hash.update(chunk)
+            yield chunk
+
+    def require(self, expected: Digest, where: str) -> None:
+        """Compare.
+
+        Raises:
+            IntegrityError: ``layer.diff_id``.
+        """
+        actual = Digest.from_hex(self._hash.hexdigest())
+        if actual != expected:
+            raise IntegrityError(
+                "layer.diff_id", f"{where}: its tar hashes to {actual}, the config says {expected}", where=where,
+                expected=expected, actual=actual,
+            )  # fmt: skip
