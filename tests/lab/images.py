@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import random
 import tarfile
 from dataclasses import dataclass
 from typing import Any
@@ -55,10 +56,8 @@ def small_image(
     """An image of ``layers`` layers of about ``size`` incompressible bytes.
 
     Args:
-        changes: keys of the manifest to replace, e.g. ``layers`` (a function of the honest list).
+        changes: keys of the manifest to replace, by functions of the honest value; ``layers_`` for ``layers``.
     """
-    import random
-
     tars = [layer_tar(f"file{n}", random.Random(seed * 1000 + n).randbytes(size)) for n in range(layers)]
     blobs = tuple(gzip.compress(tar, 1, mtime=0) for tar in tars)
     config = json.dumps(
@@ -73,6 +72,7 @@ def small_image(
         "config": {"mediaType": kinds[0], "digest": Digest.of(config), "size": len(config)}, "layers": named,
     }  # fmt: skip
     for key, change in changes.items():
+        key = key.rstrip("_")
         value[key] = change(value.get(key))
     return SmallImage(json.dumps(value).encode(), config, blobs, kind)
 

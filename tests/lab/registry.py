@@ -6,6 +6,7 @@ request and the reply that would be sent, and gives another reply or None; fault
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import socket
@@ -256,7 +257,7 @@ def _handler(registry: Registry) -> type[BaseHTTPRequestHandler]:
 
         def log_message(self, *_: object) -> None: ...
 
-        do_GET = do_HEAD = do_PUT = do_POST = do_PATCH = do_DELETE = _serve  # noqa: N815
+        do_GET = do_HEAD = do_PUT = do_POST = do_PATCH = do_DELETE = _serve
 
     return Handler
 
@@ -305,7 +306,8 @@ class Tokens:
 
     def __init__(
         self, registry: Registry, lifetime: float = 300.0, login: tuple[str, str] | None = None,
-        challenge: str = 'Bearer realm="{realm}",service="lab",scope="repository:{repo}:pull"', tell_lifetime: bool = True,
+        challenge: str = 'Bearer realm="{realm}",service="lab",scope="repository:{repo}:pull"',
+        tell_lifetime: bool = True,
     ) -> None:  # fmt: skip
         self.registry, self.lifetime, self.login, self.challenge = registry, lifetime, login, challenge
         self.tell_lifetime = tell_lifetime
@@ -326,8 +328,6 @@ class Tokens:
         return Reply(401, b'{"errors":[{"code":"UNAUTHORIZED"}]}', {"WWW-Authenticate": header})
 
     def _issue(self, request: Request) -> Reply:
-        import base64
-
         form = {**request.query, **{k: v[0] for k, v in parse_qs(request.body.decode()).items()}}
         if self.login is not None:
             wanted = "Basic " + base64.b64encode(":".join(self.login).encode()).decode()
