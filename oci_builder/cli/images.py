@@ -79,7 +79,7 @@ def build(
 @click.option("--receipt", type=ARCHIVE, default=None, help="Write the checks' receipt (unsigned JSON) to FILE.")
 @cache_option
 @click.option(
-    "--json", "json_file", default=None, metavar="FILE", help="Write the report as JSON; - is standard output."
+    "--json", "json_file", default=None, metavar="FILE", help="The report as JSON."
 )
 @pass_settings
 def verify(
