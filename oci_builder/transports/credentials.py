@@ -101,7 +101,8 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _object(config: dict[str, Any], key: str, path: Path) -> dict[str, Any]:
-    value = config.get(key) or {}
+    value = config.get(key)
+    value = {} if value is None else value
     if not isinstance(value, dict):
         raise _bad(path, f"{key} is not an object")
     return value

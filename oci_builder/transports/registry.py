@@ -20,7 +20,7 @@ import oras.provider
 import requests
 import urllib3
 
-from oci_builder.model.errors import TransportError, show
+from oci_builder.model.errors import PolicyError, TransportError, show
 from oci_builder.model.events import Emit, Event, silent
 from oci_builder.model.redact import redact, redact_url
 from oci_builder.transports.registry_auth import Authorizer, TokenAnswer
@@ -143,6 +143,8 @@ class RegistryClient:
         self._connect_seconds = _CONNECT_SECONDS
         self._oras = oras.provider.Registry(hostname=reference.api_host, insecure=plain, tls_verify=_trust())
         self._session: requests.Session = self._oras.session
+        # Else requests reads a redirect's body, however long, and prepares the next request even when told not to.
+        self._session.get_redirect_target = lambda _response: None
         self._emit = emit
         find = self.options.find_credential
         self.auth = Authorizer(
@@ -295,7 +297,7 @@ class RegistryClient:
             response.close()
             if not location:
                 raise TransportError("http.status", f"{redact_url(url)}: a redirect to nowhere", where=redact_url(url))
-            url = urljoin(url, location)
+            url = _joined(url, location)
             check_target(url, home, resolve=not self._proxied(url))
         raise TransportError("http.status", f"{redact_url(url)}: more than {_HOPS} redirects", where=redact_url(url))
 
@@ -338,6 +340,15 @@ class RegistryClient:
             return bool(requests.utils.select_proxy(url, requests.utils.get_environ_proxies(url)))
         except (ValueError, OSError):
             return False
+
+
+def _joined(url: str, location: str) -> str:
+    try:
+        return urljoin(url, location)
+    except ValueError:
+        raise PolicyError(
+            "http.redirect", f"{redact_url(url)}: sends us to {show(redact_url(location)[:200])}", where=redact_url(url)
+        ) from None
 
 
 def _no_netrc(request: requests.PreparedRequest) -> requests.PreparedRequest:
