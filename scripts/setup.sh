@@ -69,7 +69,7 @@ if [ "$(cat "$venv/.stamp" 2>/dev/null)" != "$stamp" ]; then
   say "making $venv"
   rm -rf "$venv"
   "$python" -m venv "$venv"
-  pip=("$venv/bin/python" -m pip --quiet --disable-pip-version-check --retries 10)
+  pip=("$venv/bin/python" -m pip -qq --disable-pip-version-check --retries 10)
   "${pip[@]}" install -r requirements-dev.txt
   # The lock holds everything: nothing is resolved a second time, not even the build backend.
   "${pip[@]}" install --no-deps --no-build-isolation --editable .
