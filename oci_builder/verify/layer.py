@@ -75,6 +75,8 @@ def read_layer(
         _name_trailing_member(facts, end, last, where)
     except OciBuilderError as error:
         facts.problems.append(error)
+    finally:
+        decoded.close()
     for _ in _rest(pull):
         pass
     return facts

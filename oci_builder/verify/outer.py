@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import stat
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -92,7 +93,8 @@ class _OuterTar:
         """Read all members; False when shared segments are in use and anything is not as it should be."""
         intake = self._intake
         where, limits = intake.findings.where, intake.options.limits
-        tar = TarReader(self._stream(), limits=limits, where=where, warn=self._unusual)
+        stream = self._stream()
+        tar = TarReader(stream, limits=limits, where=where, warn=self._unusual)
         try:
             for entry in tar:
                 self._member(entry, tar)
@@ -104,6 +106,8 @@ class _OuterTar:
             self._hash_rest()
         else:
             self._check_end(tar.tar_size)
+        finally:
+            stream.close()
         self._place_foreign_members()
         return not self._unplaced
 
@@ -121,7 +125,7 @@ class _OuterTar:
             self._whole.update(chunk)
             at += len(chunk)
 
-    def _stream(self) -> Iterator[bytes | memoryview]:
+    def _stream(self) -> Generator[bytes | memoryview, None, None]:
         """The outer tar's bytes; a shared segment stands as zeros that nobody will look at."""
         zeros, position = memoryview(bytes(_CHUNK)), 0
         for segment in self._segments:
@@ -134,9 +138,10 @@ class _OuterTar:
                     yield zeros[: segment.known.tar_size - at]
                 position += segment.known.tar_size
             else:
-                for chunk in self._decoded(raw, segment, position):
-                    position += len(chunk)
-                    yield chunk
+                with closing(self._decoded(raw, segment, position)) as decoded:
+                    for chunk in decoded:
+                        position += len(chunk)
+                        yield chunk
 
     def _raw(self, segment: Segment) -> Iterator[bytes]:
         at, emit, task = segment.start, self._intake.options.emit, f"verify {self._intake.contents.path.name}"
@@ -150,7 +155,7 @@ class _OuterTar:
 
     def _decoded(
         self, raw: Iterable[bytes | memoryview], segment: Segment, position: int
-    ) -> Iterator[bytes | memoryview]:
+    ) -> Generator[bytes | memoryview, None, None]:
         options, contents = self._intake.options, self._intake.contents
 
         def seen(member: MemberSeen) -> None:

@@ -6,6 +6,8 @@ import gzip
 import random
 import resource
 import struct
+import threading
+import time
 import zlib
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,6 +19,8 @@ from oci_builder.model.errors import OciBuilderError
 from oci_builder.model.limits import DEFAULT_LIMITS, Limits
 from oci_builder.wire.compress import BLOCK, Codec, Options, compress_bytes, decode_chunks, encode_layer, sniff
 from oci_builder.wire.compress.gzipframe import encode_member
+from oci_builder.wire.compress.pull import Pull
+from oci_builder.wire.compress.within import Budget, decode_units
 
 TEXT = b"".join(b"line %d of a text\n" % i for i in range(9000))
 LIMITS = replace(DEFAULT_LIMITS, layer_size=64 << 20, ratio_floor=8 << 20)
@@ -259,3 +263,24 @@ def test_members_are_reported_with_their_place_and_whether_they_are_ours(threads
         (2 * size, 2 * text, False),
         (2 * size + len(foreign), 2 * text + 3, True),
     ]
+
+
+def test_a_generator_left_behind_is_finished_without_waiting() -> None:
+    """The garbage collector may finish it inside a thread that is starting: to join a pool there never ends."""
+    release = threading.Event()
+    blob = Codec().compress(TEXT) * 20
+
+    def slow(packed: memoryview) -> bytes:
+        release.wait(20)
+        return b"x"
+
+    pull = Pull([Codec().compress(b"first") + blob])
+    units = decode_units(
+        pull, Budget(LIMITS, ""), 2, lambda p, _b: len(p.peek(100)), lambda m: slow(m) if pull.offset > 300 else b"1",
+        lambda _m: False,
+    )  # fmt: skip
+    next(units)
+    started = time.monotonic()
+    units.close()
+    release.set()
+    assert time.monotonic() - started < 5

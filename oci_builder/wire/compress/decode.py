@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass
 
 from oci_builder.model.limits import Limits
@@ -54,15 +54,17 @@ def decode(
     threads: int = 1,
     strict: bool = False,
     warn: Warn | None = None,
-) -> Iterator[bytes | memoryview]:
+) -> Generator[bytes | memoryview, None, None]:
     """As ``decode_chunks``, for a blob on disk."""
     return decode_chunks(source.chunks(), compression, Options(limits, where, threads, strict, warn))
 
 
 def decode_chunks(
     chunks: Iterable[bytes | memoryview], compression: Compression, options: Options
-) -> Iterator[bytes | memoryview]:
+) -> Generator[bytes | memoryview, None, None]:
     """The uncompressed bytes, in pieces of at most 4 MiB. Every compressed byte is read and accounted for.
+
+    Close the generator when it is left before its end.
 
     Raises (while iterating, after all good bytes before the fault):
         FormatError: ``gzip.header``, ``gzip.data``, ``gzip.crc``, ``gzip.size``, ``gzip.truncated``,
@@ -81,7 +83,7 @@ def decode_chunks(
             return _plain(chunks, budget)
 
 
-def _plain(chunks: Iterable[bytes | memoryview], budget: Budget) -> Iterator[bytes | memoryview]:
+def _plain(chunks: Iterable[bytes | memoryview], budget: Budget) -> Generator[bytes | memoryview, None, None]:
     for chunk in chunks:
         budget.spend(len(chunk))
         yield chunk

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 from oci_builder.model.errors import FormatError, show
 from oci_builder.wire.compress.codecs import DeflateError, Inflater, crc32, inflate_member
@@ -16,7 +16,9 @@ _PIECE = 64 << 10
 _HEAD = 64
 
 
-def gunzip(pull: Pull, budget: Budget, threads: int, strict: bool, warn: Warn) -> Iterator[bytes]:
+def gunzip(
+    pull: Pull, budget: Budget, threads: int, strict: bool, warn: Warn
+) -> Generator[bytes | memoryview, None, None]:
     """All members until the end of ``pull``; see ``decode.decode_chunks``."""
     if not pull.peek(1):
         raise _fault("truncated", "an empty stream", pull.offset, budget.where)

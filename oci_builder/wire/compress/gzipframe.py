@@ -75,6 +75,11 @@ def parse_header(head: bytes | memoryview, at: int, where: str) -> GzipHeader | 
     return _finish(head, size, flags, member, at, where)
 
 
+def is_our_member(head: bytes | memoryview) -> bool:
+    """Whether a member of ours seems to start here; ``head`` needs 20 bytes."""
+    return len(head) >= HEADER_SIZE and bytes(head[: len(_FIXED)]) == _FIXED
+
+
 def _finish(head: bytes, size: int, flags: int, member: int | None, at: int, where: str) -> GzipHeader | None:
     for flag in (_FNAME, _FCOMMENT):
         if flags & flag:

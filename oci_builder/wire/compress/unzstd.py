@@ -6,7 +6,7 @@ gives both: where a frame ends, and at most 128 KiB of output for each block fed
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from functools import partial
 
 from oci_builder.model.errors import FormatError, OciBuilderError, show
@@ -27,7 +27,7 @@ def is_skippable(head: bytes | memoryview) -> bool:
     return len(head) >= 4 and head[0] & 0xF0 == 0x50 and bytes(head[1:4]) == b"\x2a\x4d\x18"
 
 
-def unzstd(pull: Pull, budget: Budget, threads: int) -> Iterator[bytes]:
+def unzstd(pull: Pull, budget: Budget, threads: int) -> Generator[bytes | memoryview, None, None]:
     """All frames until the end of ``pull``; see ``decode.decode_chunks``."""
     if not pull.peek(1):
         raise _fault("truncated", "an empty stream", pull.offset, budget.where)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -91,7 +91,7 @@ def decode_units(
     next_unit: Callable[[Pull, Budget], int],
     decode: Callable[[memoryview], bytes | None],
     ours: Callable[[memoryview], bool],
-) -> Iterator[bytes]:
+) -> Generator[bytes, None, None]:
     """Decode members or frames in a pool, in order, until the first that is not exactly as it says.
 
     Args:
@@ -103,25 +103,27 @@ def decode_units(
     out is what the careful way alone would give. Memory: at most ``threads + 2`` units.
     """
     jobs: deque[tuple[memoryview, Future[bytes | None]]] = deque()
-    with ThreadPoolExecutor(threads, "decode") as pool:
-        try:
-            while (size := next_unit(pull, budget)) or jobs:
-                if size:
-                    packed = pull.take(size)
-                    jobs.append((packed, pool.submit(decode, packed)))
-                    if len(jobs) < threads + 2:
-                        continue
-                data = jobs[0][1].result()
-                if data is None:
-                    return
-                start, data_start = pull.offset - sum(len(job[0]) for job in jobs), budget.spent
-                budget.spend(len(data))
-                packed = jobs.popleft()[0]
-                if data:
-                    yield data
-                budget.check_ratio(start + len(packed))
-                budget.seen(start, data_start, ours(packed))
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
-            for packed, _ in reversed(jobs):
-                pull.push_back(packed)
+    pool = ThreadPoolExecutor(threads, "decode")
+    try:
+        while (size := next_unit(pull, budget)) or jobs:
+            if size:
+                packed = pull.take(size)
+                jobs.append((packed, pool.submit(decode, packed)))
+                if len(jobs) < threads + 2:
+                    continue
+            data = jobs[0][1].result()
+            if data is None:
+                return
+            start, data_start = pull.offset - sum(len(job[0]) for job in jobs), budget.spent
+            budget.spend(len(data))
+            packed = jobs.popleft()[0]
+            if data:
+                yield data
+            budget.check_ratio(start + len(packed))
+            budget.seen(start, data_start, ours(packed))
+    finally:
+        # No waiting: a generator that was left behind is finished by the garbage collector, which may run in any
+        # thread at any point, even inside a thread that is just starting; to join there is to wait for ever.
+        pool.shutdown(wait=False, cancel_futures=True)
+        for packed, _ in reversed(jobs):
+            pull.push_back(packed)
