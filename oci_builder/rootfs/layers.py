@@ -213,7 +213,8 @@ class _Blocks:
         with Reader() as reader:
             for number, recipe in enumerate(recipes(self.plan), 1):
                 if number % _TRIM_EVERY == 0 and _trim is not None:
-                    # Compressors leave glibc's heap in pieces: the peak over 7.6 GB of real layers was 409 MiB, so it is 202.
+                    # Compressors leave glibc's heap in pieces: over 7.6 GB of real layers the peak was 409 MiB,
+                    # and is 202 MiB this way.
                     _trim(0)
                 self.keys.append(block_key(recipe, self.about) if self.cache is not None else None)
                 block = reader.block(recipe)
