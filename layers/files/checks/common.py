@@ -1,0 +1,86 @@
+"""Results, and how a check ends."""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+# The chroot runner keeps the end of standard output; a result must fit in there whole.
+MOST_REASON = 3000
+
+
+class CheckFailed(Exception):
+    """A check that says no; the text is its reason."""
+
+
+@dataclass
+class Result:
+    """What a check found. It passes only when nothing spoke against it and it was not put off."""
+
+    reasons: list[str] = field(default_factory=list)
+    details: dict[str, Any] = field(default_factory=dict)
+    deferred: str = ""
+
+    def expect(self, good: bool, reason: str) -> bool:
+        """Note the reason unless it is good; returns ``good``."""
+        if not good:
+            self.reasons.append(reason)
+        return bool(good)
+
+    def add(self, reasons: Iterable[str]) -> None:
+        """Note reasons against a pass."""
+        self.reasons.extend(reasons)
+
+    @property
+    def outcome(self) -> str:
+        """pass, fail or deferred; a failure is never hidden by a deferral."""
+        if self.reasons:
+            return "fail"
+        return "deferred" if self.deferred else "pass"
+
+    def to_json(self) -> dict[str, Any]:
+        """The line that the runners read."""
+        reason = "; ".join(self.reasons) or self.deferred
+        return {"outcome": self.outcome, "reason": reason[:MOST_REASON], "details": self.details}
+
+
+def absent(error: ImportError) -> str:
+    """Why an import failed, for a reason."""
+    name = getattr(error, "name", None) or "a module"
+    kind = "is absent" if isinstance(error, ModuleNotFoundError) else "cannot be imported"
+    return f"{name} {kind}: {error}"
+
+
+def guarded(check: Callable[[], Result]) -> Result:
+    """Run a check; whatever it raises is a failure with a reason, and the traceback goes to standard error."""
+    try:
+        return check()
+    except CheckFailed as error:
+        return Result([str(error)])
+    except ImportError as error:
+        traceback.print_exc()
+        return Result([absent(error)])
+    except Exception as error:
+        traceback.print_exc()
+        return Result([f"{type(error).__name__}: {error}"])
+
+
+def finish(result: Result) -> int:
+    """Print the result as the last line and return the exit status."""
+    sys.stdout.flush()
+    print("\n" + json.dumps(result.to_json(), sort_keys=True), flush=True)
+    return 1 if result.outcome == "fail" else 0
+
+
+def last_json(text: str) -> Mapping[str, Any] | None:
+    """The object on the last line of a program's output, if it is one."""
+    lines = text.rstrip().splitlines() or [""]
+    try:
+        value = json.loads(lines[-1])
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None

@@ -1,0 +1,114 @@
+"""Programs with a time limit that holds for everything they start."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+_PR_SET_CHILD_SUBREAPER = 36
+_KEPT = 1 << 20
+
+
+@dataclass(frozen=True)
+class Done:
+    """How a program ended: the end of each stream, and what it left running."""
+
+    status: int
+    stdout: str
+    stderr: str
+    seconds: float
+    timed_out: bool
+    left: int
+
+
+def become_subreaper() -> None:
+    """Orphans of this process's descendants become its children, so that none escapes by a double fork."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def run(
+    argv: Sequence[str], *, timeout: float, env: Mapping[str, str] | None = None, cwd: str | None = None
+) -> Done:
+    """Run a program; at its end or after ``timeout`` seconds, kill all that it started.
+
+    A program that cannot be started ends with status 127.
+    """
+    become_subreaper()
+    before = descendants(os.getpid())
+    started = time.monotonic()
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        try:
+            process = subprocess.Popen(
+                argv, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=env, cwd=cwd, start_new_session=True
+            )
+        except OSError as error:
+            return Done(127, "", f"{argv[0]}: {error.strerror}", 0.0, False, 0)
+        timed_out = False
+        try:
+            process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            timed_out = True
+        seconds = time.monotonic() - started
+        left = kill_tree(process, before)
+        status = process.wait()
+        return Done(status if status >= 0 else 128 - status, _tail(out), _tail(err), seconds, timed_out, left)
+
+
+def kill_tree(process: subprocess.Popen[bytes], spared: frozenset[int]) -> int:
+    """Kill the descendants of this process that are not spared, until none is left; how many there were."""
+    seen: set[int] = set()
+    for _ in range(1000):
+        found = descendants(os.getpid()) - spared
+        if process.poll() is not None:
+            found -= {process.pid}
+        if not found:
+            break
+        seen |= found
+        for pid in found:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        _reap(found - {process.pid})
+        time.sleep(0.01)
+    return len(seen - {process.pid})
+
+
+def descendants(root: int) -> frozenset[int]:
+    """Processes below one, by /proc."""
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                stat = (entry / "stat").read_text()
+            except OSError:
+                continue
+            parents[int(entry.name)] = int(stat.rpartition(")")[2].split()[1])
+    found: set[int] = set()
+    new = {root}
+    while new:
+        new = {pid for pid, parent in parents.items() if parent in new} - found
+        found |= new
+    return frozenset(found)
+
+
+def _reap(pids: frozenset[int]) -> None:
+    for pid in pids:
+        try:
+            os.waitpid(pid, os.WNOHANG)
+        except ChildProcessError:
+            pass
+
+
+def _tail(file: object) -> str:
+    file.seek(0, os.SEEK_END)  # type: ignore[attr-defined]
+    size = file.tell()  # type: ignore[attr-defined]
+    file.seek(max(0, size - _KEPT))  # type: ignore[attr-defined]
+    return str(file.read().decode("utf-8", "replace"))  # type: ignore[attr-defined]
