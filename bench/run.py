@@ -1,0 +1,174 @@
+"""``make bench``: ours and the peers on the same trees, side by side in one run, with the limits that physics sets.
+
+    python -m bench.run --tier base=DIR --tier vllm=DIR [--work DIR] [--json FILE] [--skip-peers]
+
+Machines are noisy: read the ratios, not the seconds. Nothing here is a test and nothing is asserted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from bench.measure import Run, ours, run, size, warm
+from bench.peers import contestants
+
+OCI, DOCKER, PORTABLE = "runtime.oci.tar", "runtime.docker.tar.gz", "runtime.tar.gz"
+
+
+class Bench:
+    """One run: measures, prints as it goes, keeps everything for the JSON."""
+
+    def __init__(self, tiers: dict[str, Path], work: Path) -> None:
+        self.tiers, self.work = tiers, work
+        self.rows: dict[str, dict[str, Any]] = {}
+        self.out, self.cache, self.spec = work / "out", work / "cache", work / "spec.json"
+        self.spec.write_text(
+            json.dumps(
+                {
+                    "name": "bench", "tag": "t1", "epoch": 0, "base": {"scratch": True}, "prefix": "/opt/rt",
+                    "tiers": {name: {"path": str(path)} for name, path in tiers.items()},
+                }
+            )
+        )  # fmt: skip
+
+    def row(self, name: str, taken: Run, **more: Any) -> Run:
+        """Keep and print one measurement."""
+        self.rows[name] = {**asdict(taken), **more}
+        extra = "  ".join(f"{k} {v:,}" if isinstance(v, int) else f"{k} {v}" for k, v in more.items())
+        print(f"{name:<46} {taken.wall:8.1f} s wall {taken.cpu:8.1f} s CPU {taken.peak:7.0f} MiB  {extra}", flush=True)
+        return taken
+
+    def ratio(self, name: str, value: float, goal: str) -> None:
+        """Keep and print a ratio beside its goal."""
+        self.rows[f"ratio: {name}"] = {"value": round(value, 2), "goal": goal}
+        print(f"  -> {name}: {value:.2f} (goal {goal})", flush=True)
+
+    def build(self) -> Run:
+        """All three archives from nothing but the trees."""
+        shutil.rmtree(self.cache, ignore_errors=True)
+        shutil.rmtree(self.out, ignore_errors=True)
+        return ours("build", self.spec, "--out", self.out, "--cache", self.cache)
+
+    def limits(self) -> Run:
+        """What hashing and compressing the distinct bytes once takes, with the same compressor and nothing else."""
+        return run([sys.executable, "-m", "bench.floor", *self.tiers.values()])
+
+
+def bench_build(b: Bench, peers: bool) -> None:
+    """The three archives against the peers' two."""
+    warm(*b.tiers.values())
+    floor = b.row("floor: read, hash, compress distinct bytes", b.limits())
+    taken = b.row(
+        "ours: three archives from staged tiers", b.build(), oci=size(b.out / OCI), docker=size(b.out / DOCKER)
+    )
+    container = json.loads((b.out / "container.json").read_text())
+    plain = sum(size(path) for path in b.tiers.values())
+    b.rows["sizes"] = {"tiers as plain layers": plain, "image uncompressed": container["size"]["uncompressed"]}
+    b.ratio("CPU over hashing and compressing once", taken.cpu / floor.cpu, "<= 1.3")
+    if peers:
+        fastest = None
+        for peer in contestants(b.tiers, b.work):
+            b.row(f"peer: {peer.name}", peer.run, oci=peer.oci, docker=peer.docker)
+            b.ratio(f"times faster than {peer.name}", peer.run.wall / taken.wall, ">= 5, buildah >= 8")
+            if peer.docker:
+                fastest = peer if fastest is None or peer.run.wall < fastest.run.wall else fastest
+        if fastest:
+            b.ratio(f"size of oci.tar over {fastest.name}", size(b.out / OCI) / fastest.oci, "<= 1.05")
+            b.ratio(f"size of docker.tar.gz over {fastest.name}", size(b.out / DOCKER) / fastest.docker, "<= 1.05")
+
+
+def bench_rebuild(b: Bench) -> None:
+    """Nothing changed, then one tier changed."""
+    b.row("ours: nothing has changed", ours("build", b.spec, "--out", b.out, "--cache", b.cache))
+    last = list(b.tiers)[-1]
+    extra = b.tiers[last] / "bench-changed-file"
+    extra.write_bytes(os.urandom(1 << 20))
+    try:
+        b.row(f"ours: one file added to {last}", ours("build", b.spec, "--out", b.out, "--cache", b.cache))
+    finally:
+        extra.unlink()
+    ours("build", b.spec, "--out", b.out, "--cache", b.cache)
+
+
+def bench_docker_archive(b: Bench) -> None:
+    """runtime.docker.tar.gz from finished layers against a copy of the same bytes."""
+    target = b.work / "copy"
+    code = (
+        "import sys; from pathlib import Path; from bench.docker import rewrite; rewrite(Path(sys.argv[1]), "
+        "Path(sys.argv[2]), Path(sys.argv[3]))"
+    )
+    copy = b.row("limit: cp of docker.tar.gz", run(["cp", b.out / DOCKER, target]))
+    target.unlink()
+    taken = b.row("ours: docker.tar.gz from finished layers", run([sys.executable, "-c", code, b.out, b.cache, target]))
+    target.unlink()
+    b.ratio("docker.tar.gz over cp", taken.wall / copy.wall, "<= 1.2")
+
+
+def bench_verify(b: Bench) -> None:
+    """Both archives against hashing them, and the uncompressed layers, once."""
+    oci, docker = b.out / OCI, b.out / DOCKER
+    floor = b.row("limit: sha256sum of both", run(["sha256sum", oci, docker]))
+    floor += b.row("limit: sha256sum of as many bytes as the layers' tars", _tars(b))
+    taken = b.row("ours: verify both", ours("verify", oci, docker, "--profile", "strict"))
+    b.ratio("verify over hashing once", taken.wall / floor.wall, "<= 1.5")
+
+
+def _tars(b: Bench) -> Run:
+    """sha256sum over as many bytes as the uncompressed layers have, from a file in the page cache."""
+    total = json.loads((b.out / "container.json").read_text())["size"]["uncompressed"]
+    oci = b.out / OCI
+    one = run(["sha256sum", oci])
+    scale = total / size(oci)
+    return Run(one.wall * scale, one.cpu * scale, one.peak)
+
+
+def bench_unpack(b: Bench) -> None:
+    """unpack against umoci (with skopeo in front), and the portable archive against tar xzf."""
+    target, layout = b.work / "tree", b.work / "layout"
+    taken = b.row("ours: unpack", ours("unpack", b.out / OCI, target))
+    shutil.rmtree(target)
+    copied = b.row(
+        "peer: skopeo to a layout", run(["skopeo", "copy", "-q", f"oci-archive:{b.out / OCI}", f"oci:{layout}:t"])
+    )
+    peer = b.row("peer: umoci unpack", run(["umoci", "unpack", "--image", f"{layout}:t", target]))
+    shutil.rmtree(target)
+    shutil.rmtree(layout)
+    b.ratio("unpack, times faster than umoci", peer.wall / taken.wall, "> 1")
+    b.ratio("unpack, times faster than skopeo + umoci", (copied.wall + peer.wall) / taken.wall, "> 1")
+    target.mkdir()
+    b.row("peer: tar xzf of the portable archive", run(["tar", "-C", target, "-xzf", b.out / PORTABLE]))
+    shutil.rmtree(target)
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tier", action="append", required=True, metavar="NAME=DIR")
+    parser.add_argument("--work", type=Path, default=None)
+    parser.add_argument("--json", type=Path, default=None)
+    parser.add_argument("--skip-peers", action="store_true")
+    options = parser.parse_args()
+    tiers = {name: Path(path).resolve() for name, _, path in (t.partition("=") for t in options.tier)}
+    with tempfile.TemporaryDirectory(prefix="oci-builder-bench-", dir=options.work) as folder:
+        b = Bench(tiers, Path(folder))
+        bench_build(b, not options.skip_peers)
+        bench_rebuild(b)
+        bench_docker_archive(b)
+        bench_verify(b)
+        bench_unpack(b)
+        peak = max(r["peak"] for name, r in b.rows.items() if name.startswith("ours"))
+        b.ratio("peak memory of ours, MiB", peak, "<= 400")
+    if options.json:
+        options.json.write_text(json.dumps(b.rows, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
