@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -145,8 +145,7 @@ class RootTree:
         fd = self._place(entry, lambda folder, name: os.open(name, _NEW_FILE, mode, dir_fd=folder.fd))
         try:
             if entry.size:
-                for part in layer.data():
-                    _write(fd, part)
+                _write(fd, layer.pieces())
                 self.counts.bytes += entry.size
             self._dress.file(fd, entry)
         finally:
@@ -320,6 +319,14 @@ def _lstat(folder: Folder | None, name: bytes) -> os.stat_result | None:
         return None
 
 
-def _write(fd: int, data: memoryview) -> None:
-    while len(data):
-        data = data[os.write(fd, data) :]
+def _write(fd: int, pieces: Iterator[memoryview | int]) -> None:
+    hole = 0
+    for piece in pieces:
+        if isinstance(piece, int):
+            hole = os.lseek(fd, piece, os.SEEK_CUR)
+            continue
+        hole = 0
+        while len(piece):
+            piece = piece[os.write(fd, piece) :]
+    if hole:
+        os.ftruncate(fd, hole)

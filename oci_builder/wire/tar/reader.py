@@ -122,6 +122,11 @@ class TarReader:
         stored = self._data_area()
         return self._sparse.expand(stored) if self._sparse else stored
 
+    def pieces(self) -> Iterator[memoryview | int]:
+        """As ``data``, with the lengths of holes in place of their zeros."""
+        stored = self._data_area()
+        return self._sparse.pieces(stored) if self._sparse else stored
+
     # -- headers ---------------------------------------------------------------------------------------------------
 
     def _headers(self, block: bytes) -> tuple[RawHeader | None, pax.Records | None, dict[bytes, bytes]]:

@@ -31,12 +31,13 @@ class SparseMap:
     parts: list[tuple[int, int]]
     used: int = 0
 
-    def expand(self, data: Iterator[memoryview]) -> Iterator[memoryview]:
-        """The file's content: stored pieces at their places, zeros between."""
+    def pieces(self, data: Iterator[memoryview]) -> Iterator[memoryview | int]:
+        """The file's content: stored pieces, and the lengths of the holes between them."""
         at = 0
         view = memoryview(b"")
         for offset, length in self.parts:
-            yield from _zeros(offset - at)
+            if offset > at:
+                yield offset - at
             at = offset + length
             while length:
                 if not len(view):
@@ -44,7 +45,16 @@ class SparseMap:
                 part, view = view[:length], view[length:]
                 length -= len(part)
                 yield part
-        yield from _zeros(self.size - at)
+        if self.size > at:
+            yield self.size - at
+
+    def expand(self, data: Iterator[memoryview]) -> Iterator[memoryview]:
+        """The file's content with zeros for its holes."""
+        for piece in self.pieces(data):
+            if isinstance(piece, int):
+                yield from _zeros(piece)
+            else:
+                yield piece
 
 
 def _zeros(n: int) -> Iterator[memoryview]:
