@@ -56,9 +56,7 @@ def read_linkage(path: Path) -> Linkage | None:
             return None
         file.seek(table)
         raw = file.read(width * count)
-        if len(raw) < width * count:
-            return None
-        segments = list(_SEGMENT.iter_unpack(raw))
+        segments = list(_SEGMENT.iter_unpack(raw[: len(raw) // width * width]))
 
         def read(kind: int) -> bytes:
             for segment in segments:

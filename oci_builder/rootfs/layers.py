@@ -5,7 +5,8 @@ Three short cuts, each giving the bytes of the long way:
 1. every header and every file's identity is as in an earlier build: its blob is taken, nothing is read;
 2. inodes or ctimes differ (a rebuilt environment links its files anew): the tar is read and hashed, and the blob taken
    when the diff_id is the same;
-3. some blocks are as in an earlier layer: their compressed form is copied, the rest is compressed.
+3. some blocks are as in an earlier layer: their compressed form is copied, the rest is compressed. Where inodes or
+   ctimes differ, a block counts as the same only when inflating its compressed form gives its very bytes.
 """
 
 from __future__ import annotations
@@ -204,7 +205,7 @@ class _Blocks:
         self.trust = not options.check
         self.about = about
         self.codec = options.codec
-        self.keys: list[bytes | None] = []
+        self.keys: list[tuple[bytes | None, bytes]] = []
         self.latest = b""
         self.opened: dict[str, FileRange | None] = {}
 
@@ -216,7 +217,8 @@ class _Blocks:
                     # Compressors leave glibc's heap in pieces: over 7.6 GB of real layers the peak was 409 MiB,
                     # and is 202 MiB this way.
                     _trim(0)
-                self.keys.append(block_key(recipe, self.about) if self.cache is not None else None)
+                if self.cache is not None:
+                    self.keys.append(block_keys(recipe, self.about))
                 block = reader.block(recipe)
                 emit(Event("advance", task, len(block)))
                 self.latest = block
@@ -224,8 +226,16 @@ class _Blocks:
 
     def known(self, index: int) -> bytes | None:
         """The compressed form of the block that was read last, when an earlier layer has it."""
-        key = self.keys[index]
-        place = self.cache.block(key) if self.cache is not None and key is not None and self.trust else None
+        if self.cache is None:
+            return None
+        exact, shape = self.keys[index]
+        if exact is not None and self.trust and (member := self._member(exact)) is not None:
+            return member if is_member_of(member, self.latest, self.codec) else None
+        member = self._member(shape)
+        return member if member is not None and inflates_to(member, self.latest, self.codec) else None
+
+    def _member(self, key: bytes) -> bytes | None:
+        place = self.cache.block(key) if self.cache is not None else None
         if place is None:
             return None
         digest, offset, size = place
@@ -234,8 +244,7 @@ class _Blocks:
         blob = self.opened[digest]
         if blob is None or not 0 <= offset < offset + size <= blob.size:
             return None
-        member = blob.pread(size, offset)
-        return member if is_member_of(member, self.latest, self.codec) else None
+        return blob.pread(size, offset)
 
     def _open(self, digest: str) -> FileRange | None:
         try:
@@ -248,18 +257,24 @@ class _Blocks:
         """Note where this layer's blocks lie, for later layers."""
         if self.cache is not None:
             found = zip(self.keys, made.members, strict=True)
-            places = [(key, (str(made.digest), m.blob_offset, m.blob_size)) for key, m in found if key is not None]
+            places = [
+                (key, (str(made.digest), member.blob_offset, member.blob_size))
+                for keys, member in found for key in keys if key is not None
+            ]  # fmt: skip
             self.cache.remember_blocks(places)
 
 
 def is_member_of(member: bytes, block: bytes, codec: Codec) -> bool:
     """Whether a member that an earlier build made (with ``codec``) is this block's, and not another one's."""
-    if codec.name == "identity":
-        return member == block
-    if codec.name == "gzip":
-        # Its blob was verified, so that a wrong place is all that can be wrong; crc32 costs a twentieth of inflating.
-        trailer = crc32(block).to_bytes(4, "little") + len(block).to_bytes(4, "little")
-        return member[:2] == b"\x1f\x8b" and member[-8:] == trailer
+    if codec.name != "gzip":
+        return inflates_to(member, block, codec)
+    # Its blob was verified, so that a wrong place is all that can be wrong; crc32 costs a twentieth of inflating.
+    trailer = crc32(block).to_bytes(4, "little") + len(block).to_bytes(4, "little")
+    return member[:2] == b"\x1f\x8b" and member[-8:] == trailer
+
+
+def inflates_to(member: bytes, block: bytes, codec: Codec) -> bool:
+    """Whether a member's content is exactly this block."""
     try:
         return b"".join(decode_chunks([member], codec.name, Options(DEFAULT_LIMITS, "block"))) == block
     except OciBuilderError:
@@ -290,15 +305,20 @@ def layer_keys(plan: LayerPlan, about: bytes) -> tuple[bytes | None, bytes]:
     return (exact.digest() if settled else None), shape.digest()
 
 
-def block_key(recipe: Recipe, about: bytes) -> bytes | None:
-    """Cache key of a block: its headers and what content it holds, by identity; None when that is too fresh."""
-    key = hashlib.sha256(b"block" + about)
+def block_keys(recipe: Recipe, about: bytes) -> tuple[bytes | None, bytes]:
+    """Cache keys of a block, as ``layer_keys``: with the identity of its content, and with exact times alone."""
+    exact, shape = hashlib.sha256(b"block" + about), hashlib.sha256(b"block shape" + about)
+    settled = True
     for piece in recipe:
-        key.update(b"%d %d %d %d;" % (len(piece.header), piece.start, piece.size, piece.last))
-        key.update(piece.header)
+        about_piece = b"%d %d %d %d;" % (len(piece.header), piece.start, piece.size, piece.last) + piece.header
+        exact.update(about_piece)
+        shape.update(about_piece)
         if piece.item is not None:
-            identity = piece.item.identity if piece.item.data is None else hashlib.sha256(piece.item.data).digest()
+            data = piece.item.data
+            identity = piece.item.identity if data is None else hashlib.sha256(data).digest()
+            shape.update(b"%d %d " % (piece.item.source.size, piece.item.source.mtime_ns))
             if identity is None:
-                return None
-            key.update(b"%d " % len(identity) + identity)
-    return key.digest()
+                settled = False
+            else:
+                exact.update(b"%d " % len(identity) + identity)
+    return (exact.digest() if settled else None), shape.digest()

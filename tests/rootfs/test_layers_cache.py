@@ -128,6 +128,25 @@ def test_only_touched_blocks_are_compressed_again(work: Work, tmp_path: Path) ->
     assert shared.descriptor.digest == long_way(plans[0], tmp_path)
 
 
+def test_blocks_of_a_rebuilt_tier_are_inflated_and_compared(work: Work, tmp_path: Path) -> None:
+    """Other inodes, equal times: what is the same is copied; what only looks the same is noticed."""
+    chance = random.Random(7)
+    files = {f"d/{n:04}": chance.randbytes(9000) for n in range(600)}
+    root, again = fill(tmp_path / "tree", files), tmp_path / "again"
+    settle()
+    work.build(plan_of({"base": root})[0])
+    shutil.copytree(root, again)
+    before = (again / "d/0300").stat()
+    (again / "d/0300").write_bytes(bytes(9000))
+    os.utime(again / "d/0300", ns=(before.st_atime_ns, before.st_mtime_ns))
+    (again / "d/0500").write_bytes(b"changed")
+    settle()
+    (plan,) = plan_of({"base": again})
+    layer = work.build(plan)
+    assert 0 < work.compressed <= 4 * BLOCK
+    assert layer.descriptor.digest == long_way(plan, tmp_path)
+
+
 def test_one_changed_tier_leaves_the_other_layers_alone(work: Work, tmp_path: Path) -> None:
     one = fill(tmp_path / "one", {"own": b"1" * 70_000, "same": b"s" * 70_000})
     two = fill(tmp_path / "two", {"own": b"2" * 70_000, "same": b"s" * 70_000})
