@@ -8,7 +8,7 @@ from typing import Any
 VOCABULARY = 1024
 # A spread of 0.05 makes attention outweigh the last token's own embedding, so that a wrong context shows; the factor
 # on the head peaks the distribution, so that a wrong engine shows. head_dim 128: FlashInfer takes 64, 128 and 256 only.
-SPREAD, PEAK = 0.05, 3.0
+SPREAD, PEAK = 0.05, 2.0
 
 
 def make_checkpoint(folder: Path, seed: int = 0) -> Path:

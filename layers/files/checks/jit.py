@@ -1,4 +1,4 @@
-"""Compilers at run time: nvcc with cuobjdump, Triton, and a C++ and CUDA extension through ninja; each result is run."""
+"""Compilers at run time: nvcc with cuobjdump, Triton, a C++ and CUDA extension through ninja; each result is run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from .process import run
 
 _SOURCE = r"""
 #include <cstdio>
-__global__ void add(const int *a, const int *b, int *c) { int i = blockIdx.x * blockDim.x + threadIdx.x; c[i] = a[i] + b[i]; }
+__global__ void add(const int *a, const int *b, int *c) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    c[i] = a[i] + b[i];
+}
 int main() {
     const int n = 1 << 20;
     int *a, *b, *c, *host = new int[n];

@@ -1,0 +1,160 @@
+"""vLLM's generation, eager and compiled: its log-probabilities must be those of a Hugging Face forward pass.
+
+Three programs, since engine and judge may live in different tiers: ``make`` writes the checkpoint, ``eager`` and
+``compiled`` generate with vLLM, ``score`` gives the judge's log-probabilities of the same tokens.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from . import checkpoint
+from .common import CheckFailed, Result, last_json
+from .conditions import all_conditions
+from .process import run
+
+PROMPTS, PROMPT_TOKENS, NEW_TOKENS = 8, 24, 32
+# Upstream's unit limit for mean(exp|d|). A bf16 forward of the tiny checkpoint against float32 gives 1.026 and 0.13.
+MEAN_LIMIT, LARGEST = 1.043, 0.5
+# A greedy token may differ from the judge's first choice only where the two best are this close.
+TIE = 0.5
+
+
+def check(judge_python: str) -> Result:
+    """Make, generate twice, score, compare; then the same with a wrong context, which must not agree."""
+    result = Result()
+    if not all_conditions(result):
+        return result
+    folder = Path(tempfile.mkdtemp(prefix="nrl-generation-"))
+    program(judge_python, "make", folder)
+    result.details["vllm"] = program(sys.executable, "eager", folder)["vllm"]
+    program(sys.executable, "compiled", folder)
+    result.details["judge"] = program(judge_python, "score", folder)
+    for mode in ("eager", "compiled"):
+        generated, scored = load(folder / f"{mode}.json"), load(folder / f"{mode}-scored.json")
+        result.details[mode] = compare(result, mode, generated, scored)
+    return result
+
+
+def program(python: str, part_name: str, folder: Path, timeout: float = 600) -> dict[str, Any]:
+    """Run one part in its interpreter; its details.
+
+    Raises:
+        CheckFailed: it did not pass.
+    """
+    here = str(Path(__file__).resolve().parent)
+    argv = [python, here, "generation-part", part_name, "--folder", str(folder)]
+    done = run(argv, timeout=timeout, env=dict(os.environ))
+    value = last_json(done.stdout)
+    if done.status != 0 or value is None or value.get("outcome") != "pass":
+        why = "took too long" if done.timed_out else (value or {}).get("reason") or done.stderr[-800:]
+        raise CheckFailed(f"{part_name} ({python}) ended with {done.status}: {why}")
+    return dict(value["details"])
+
+
+def load(path: Path) -> list[dict[str, Any]]:
+    """What a part wrote."""
+    return list(json.loads(path.read_text()))
+
+
+def compare(result: Result, mode: str, generated: Sequence[dict[str, Any]], scored: Sequence[dict[str, Any]]) -> Any:
+    """Engine against judge on every generated token, with the negative control."""
+    engine = [value for g in generated for value in g["logprobs"]]
+    judge = [value for s in scored for value in s["logprobs"]]
+    control = [value for s in scored for value in s["control"]]
+    expected = len(generated) * NEW_TOKENS
+    if not result.expect(len(engine) == len(judge) == len(control) == expected > 0, f"{mode}: tokens are missing"):
+        return {}
+    mean, largest = metric(engine, judge)
+    result.expect(mean <= MEAN_LIMIT, f"{mode}: mean(exp|d|) is {mean:.4f}, at most {MEAN_LIMIT}")
+    result.expect(largest <= LARGEST, f"{mode}: max|d| is {largest:.4f}, at most {LARGEST}")
+    wrong_mean, wrong_largest = metric(engine, control)
+    caught = wrong_mean > MEAN_LIMIT and wrong_largest > LARGEST
+    result.expect(caught, f"{mode}: the negative control agrees ({wrong_mean:.4f}, {wrong_largest:.4f})")
+    gaps = [gap for g, s in zip(generated, scored) if g["greedy"] for gap in s["gaps"]]
+    result.expect(bool(gaps) and max(gaps) <= TIE, f"{mode}: greedy tokens are not the judge's best: {max(gaps or [9]):.3f}")
+    return {"mean": mean, "largest": largest, "control": [wrong_mean, wrong_largest], "greedy_gap": max(gaps or [-1.0])}
+
+
+def metric(left: Sequence[float], right: Sequence[float]) -> tuple[float, float]:
+    """mean(exp|d|) and max|d|; infinite where a value is not a number."""
+    distances = [abs(a - b) if math.isfinite(a) and math.isfinite(b) else math.inf for a, b in zip(left, right)]
+    return sum(math.exp(min(d, 700.0)) for d in distances) / len(distances), max(distances)
+
+
+def make(folder: Path) -> dict[str, Any]:
+    """The checkpoint."""
+    checkpoint.make_checkpoint(folder / "model")
+    return {}
+
+
+def generate(folder: Path, mode: str) -> dict[str, Any]:
+    """Half of the prompts greedy, half sampled."""
+    import vllm
+
+    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    engine = vllm.LLM(
+        model=str(folder / "model"), skip_tokenizer_init=True, dtype="bfloat16", max_model_len=256,
+        gpu_memory_utilization=0.2, enable_prefix_caching=False, logprobs_mode="processed_logprobs", seed=0,
+        enforce_eager=mode == "eager",
+    )  # fmt: skip
+    ids = checkpoint.prompts(PROMPTS, PROMPT_TOKENS, seed=1)
+    greedy = [index % 2 == 0 for index in range(PROMPTS)]
+    shared: dict[str, Any] = {"max_tokens": NEW_TOKENS, "logprobs": 0, "detokenize": False, "ignore_eos": True}
+    how = [vllm.SamplingParams(temperature=0.0 if g else 1.0, seed=n, **shared) for n, g in enumerate(greedy)]
+    outputs = engine.generate([{"prompt_token_ids": p} for p in ids], how)
+    rows = []
+    for prompt, is_greedy, output in zip(ids, greedy, outputs):
+        answer = output.outputs[0]
+        tokens = list(answer.token_ids)
+        values = [step[token].logprob for step, token in zip(answer.logprobs, tokens)]
+        rows.append({"prompt": prompt, "tokens": tokens, "logprobs": values, "greedy": is_greedy})
+    (folder / f"{mode}.json").write_text(json.dumps(rows))
+    return {"vllm": vllm.__version__}
+
+
+def score(folder: Path) -> dict[str, Any]:
+    """The judge's log-probabilities, in float32; the control sees each prompt backwards."""
+    import torch
+    import transformers
+
+    model = checkpoint.load(folder / "model", "cuda" if torch.cuda.is_available() else "cpu", torch.float32)
+    for mode in ("eager", "compiled"):
+        rows = []
+        for row in load(folder / f"{mode}.json"):
+            sequence, start = row["prompt"] + row["tokens"], len(row["prompt"])
+            values = checkpoint.token_logprobs(model, sequence, start)
+            control = checkpoint.token_logprobs(model, row["prompt"][::-1] + row["tokens"], start)
+            rows.append({"logprobs": values, "control": control, "gaps": best_gaps(model, sequence, start, values)})
+        (folder / f"{mode}-scored.json").write_text(json.dumps(rows))
+    return {"transformers": transformers.__version__}
+
+
+def best_gaps(model: Any, sequence: list[int], start: int, values: Sequence[float]) -> list[float]:
+    """How far each token is behind the judge's best one."""
+    import torch
+
+    with torch.no_grad():
+        logits = model(torch.tensor([sequence], device=model.device)).logits[0].float().log_softmax(-1)
+    best = logits[start - 1 : -1].max(-1).values.tolist()
+    return [b - v for b, v in zip(best, values)]
+
+
+PARTS: dict[str, Callable[[Path], dict[str, Any]]] = {
+    "make": make,
+    "eager": lambda folder: generate(folder, "eager"),
+    "compiled": lambda folder: generate(folder, "compiled"),
+    "score": score,
+}
+
+
+def part(name: str, folder: Path) -> Result:
+    """One part as a result."""
+    return Result(details=PARTS[name](folder))

@@ -1,0 +1,160 @@
+"""A tier imports, its versions are the inventory's, and what links the driver is deferred on a machine without one."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import re
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from .common import CheckFailed, Result, absent
+from .conditions import caches, gpus, network
+from .gpu import NoGpu, gpu_facts
+from .process import run
+
+MODULES = {
+    "base": ("torch", "triton", "transformers", "ray", "numpy", "nemo_rl"),
+    "automodel": ("torch", "triton", "transformers", "ray", "nemo_automodel", "flash_attn", "mamba_ssm",
+                  "transformer_engine.pytorch", "causal_conv1d", "grouped_gemm"),
+    "vllm": ("torch", "triton", "transformers", "ray", "vllm", "flashinfer"),
+}  # fmt: skip
+# Check -> module. These need the driver's library to load or to come up, so a machine without one cannot judge them.
+DRIVER_LINKED = {
+    "deep_ep": "deep_ep", "deep_gemm": "deep_gemm", "vllm._C": "vllm._C",
+    "vllm.cumem_allocator": "vllm.cumem_allocator", "mooncake": "mooncake.engine",
+}  # fmt: skip
+_DRIVER = re.compile(r"lib(cuda|nvidia-ml)\.so")
+
+
+def check(tier: str, inventory: str, modules: Sequence[str], gpu: bool) -> Result:
+    """The whole tier: conditions, versions, imports. With ``gpu`` there must be one, and torch must use it."""
+    result = Result()
+    network(result)
+    caches(result)
+    if gpu:
+        gpus(result)
+    compare(result, read_inventory(Path(inventory)))
+    wanted = tuple(modules) or MODULES.get(tier, ())
+    result.expect(bool(wanted), f"no modules are known for the tier {tier!r}; name them")
+    found = {}
+    for name in wanted:
+        try:
+            module = importlib.import_module(name)
+            found[name] = str(getattr(module, "__version__", ""))
+        except ImportError as error:
+            result.add([absent(error)])
+        except Exception as error:
+            result.add([f"{name}: {type(error).__name__}: {error}"])
+    result.details["imported"] = found
+    if gpu and "torch" in found:
+        torch_uses_gpus(result)
+    return result
+
+
+def torch_uses_gpus(result: Result) -> None:
+    """torch sees as many GPUs as the driver, and multiplies right on each."""
+    import torch
+
+    count = torch.cuda.device_count()
+    result.expect(count == len(result.details.get("gpus", [])), f"torch sees {count} GPUs")
+    for index in range(count):
+        a, b = (torch.randn(512, 512, dtype=torch.bfloat16) for _ in range(2))
+        got, right = (a.to(f"cuda:{index}") @ b.to(f"cuda:{index}")).cpu().double(), a.double() @ b.double()
+        error = float((got - right).abs().max() / right.abs().max())
+        result.expect(error < 2e-2, f"cuda:{index}: a bf16 product is off by {error}")
+
+
+def read_inventory(path: Path) -> dict[str, str]:
+    """Name -> version; a list of packages, or an object that has one under ``packages``.
+
+    Raises:
+        CheckFailed: there is none, or it is not one.
+    """
+    try:
+        value: Any = json.loads(path.read_text())
+        packages = value["packages"] if isinstance(value, dict) else value
+        found = {normal(p["name"]): str(p["version"]) for p in packages}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckFailed(f"no inventory at {path}: {type(error).__name__}: {error}") from None
+    if not found:
+        raise CheckFailed(f"the inventory {path} names no package")
+    return found
+
+
+def compare(result: Result, inventory: dict[str, str]) -> None:
+    """What is installed is what the inventory says: nothing else, nothing missing, no other version."""
+    found = importlib.metadata.distributions()
+    installed = {normal(d.metadata["Name"]): d.version for d in found if d.metadata["Name"]}
+    missing = sorted(set(inventory) - set(installed))
+    more = sorted(set(installed) - set(inventory))
+    other = sorted(n for n in set(inventory) & set(installed) if inventory[n] != installed[n])
+    result.expect(not missing, f"{len(missing)} packages of the inventory are absent: {', '.join(missing[:5])}")
+    result.expect(not more, f"{len(more)} packages are not in the inventory: {', '.join(more[:5])}")
+    named = [f"{n} {installed[n]} (inventory {inventory[n]})" for n in other[:5]]
+    result.expect(not other, f"{len(other)} packages have another version: {', '.join(named)}")
+    result.details["packages"] = len(installed)
+
+
+def normal(name: str) -> str:
+    """PEP 503."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def driver_linked(module: str, gpu: bool) -> Result:
+    """One module that needs the driver: it imports, or (no driver here, and none asked for) it is deferred.
+
+    Deferring needs proof that nothing else is wrong: the module is there and all its other libraries resolve.
+    """
+    result = Result()
+    caches(result)
+    try:
+        result.details["gpus"] = gpu_facts()["gpus"]
+    except NoGpu as error:
+        if gpu:
+            result.add([f"no GPU: {error}"])
+            return result
+        files = native_files(module)
+        result.details["files"] = [str(f) for f in files]
+        result.expect(bool(files), f"{module} has no native library")
+        missing = sorted({line for file in files for line in unresolved(file) if not _DRIVER.match(line)})
+        result.expect(not missing, f"{module}: libraries that are not the driver's are missing: {', '.join(missing)}")
+        result.deferred = f"{module} needs the driver's library: {error}"
+        return result
+    importlib.import_module(module)
+    return result
+
+
+def native_files(module: str) -> list[Path]:
+    """The shared libraries of a module, without importing it.
+
+    Raises:
+        CheckFailed: there is no such module.
+    """
+    top, _, rest = module.partition(".")
+    spec = importlib.util.find_spec(top)
+    if spec is None:
+        raise CheckFailed(f"{top} is absent")
+    places = [Path(p) for p in spec.submodule_search_locations or ()] or [Path(str(spec.origin)).parent]
+    pattern = f"{rest.replace('.', '/')}*.so" if rest else f"*{top}*.so"
+    found = [file for place in places for file in place.rglob(pattern)]
+    # Extensions such as deep_ep_cpp stand beside their package.
+    return sorted(found or [f for place in places for f in place.parent.glob(f"{top}*.so")])
+
+
+def unresolved(library: Path) -> list[str]:
+    """Names that the loader does not find for a library.
+
+    Raises:
+        CheckFailed: there is no ldd to ask.
+    """
+    ldd = shutil.which("ldd")
+    if ldd is None:
+        raise CheckFailed("ldd is absent: the libraries cannot be resolved")
+    done = run([ldd, str(library)], timeout=60, env=dict(os.environ))
+    return [line.split()[0] for line in done.stdout.splitlines() if "not found" in line]

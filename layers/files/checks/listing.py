@@ -1,0 +1,77 @@
+"""The checks of a stage as data for ``chroot_exec``: which program, how long, how many GPUs, what may be deferred."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from .imports import DRIVER_LINKED
+
+STAGES = ("container-check", "single", "nccl")
+SHM = 1 << 30
+# The tier in which a driver-linked module lives.
+_HOMES = {"deep_ep": "automodel", "deep_gemm": "vllm", "vllm._C": "vllm", "vllm.cumem_allocator": "vllm",
+          "mooncake": "vllm"}  # fmt: skip
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    """What a list depends on."""
+    parser.add_argument("--stage", choices=STAGES, default="container-check")
+    parser.add_argument("--prefix", default="/opt/nrl-runtime")
+    parser.add_argument("--tiers", default="base,automodel,vllm", help="those that the image has")
+    parser.add_argument("--second", default="", help="another place of the prefix, for the relocation check")
+    parser.add_argument("--gpus", type=int, default=8, help="ranks that the nccl stage wants")
+    parser.add_argument("--module", action="append", default=[], help="instead of the tiers' own lists")
+
+
+def main(given: argparse.Namespace) -> int:
+    """Print the list."""
+    found = checks(given.stage, given.prefix, given.tiers.split(","), given.second, given.gpus, given.module)
+    sys.stdout.write(json.dumps({"checks": found}, indent=1) + "\n")
+    return 0
+
+
+def checks(
+    stage: str, prefix: str, tiers: Sequence[str], second: str = "", gpus: int = 8, modules: Sequence[str] = ()
+) -> list[dict[str, Any]]:
+    """The checks of one stage, named as the gates name them."""
+    trainer = "automodel" if "automodel" in tiers else tiers[0]
+
+    def one(name: str, tier: str, *argv: str, **more: Any) -> dict[str, Any]:
+        python = f"{prefix}/envs/{tier}/bin/python3"
+        return {"name": name, "argv": [python, f"{prefix}/checks", *argv], "result": "json", "timeout": 300, **more}
+
+    gpu = {"gpus": 1, "shm": SHM}
+    found = [one("network-blocked", tiers[0], "network-blocked"), one("caches-empty", tiers[0], "caches-empty")]
+    if stage == "nccl":
+        return [*found, one("nccl", trainer, "nccl", "--at-least", str(gpus), gpus=gpus, shm=SHM, timeout=600)]
+    single = stage == "single"
+    flag, needs = (("--gpu",), gpu) if single else ((), {})
+    for tier in tiers:
+        named = [word for module in modules for word in ("--module", module)]
+        inventory = f"{prefix}/inventory-{tier}.json"
+        found.append(one(f"imports:{tier}", tier, "imports", "--tier", tier, "--inventory", inventory, *named, *flag, **needs))
+    for module in DRIVER_LINKED:
+        if _HOMES[module] in tiers:
+            more = needs if single else {"deferrable": True}
+            found.append(one(f"import:{module}", _HOMES[module], "import", module, *flag, **more))
+    return found + (_single(one, gpu, prefix, tiers, second, trainer) if single else [])
+
+
+def _single(
+    one: Any, gpu: dict[str, Any], prefix: str, tiers: Sequence[str], second: str, trainer: str
+) -> list[dict[str, Any]]:
+    """What one GPU is enough for."""
+    found = [one("jit", trainer, "jit", **gpu), one("training", trainer, "training", **gpu)]
+    if second:
+        places = ("--prefix", prefix, "--prefix", second)
+        found.append(one("relocation", tiers[0], "relocation", *places, "--tier", tiers[0], **gpu))
+    if "vllm" in tiers:
+        judge = ("--hf-python", f"{prefix}/envs/{trainer}/bin/python3")
+        found.append(one("generation", "vllm", "generation", *judge, **{**gpu, "timeout": 1500}))
+    if len(tiers) > 1:
+        found.append(one("ray_dispatch", tiers[0], "ray_dispatch", "--envs", f"{prefix}/envs", **gpu))
+    return found

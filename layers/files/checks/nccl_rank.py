@@ -1,0 +1,149 @@
+"""One rank of the NCCL check. Data are random whole numbers: their sums are exact, so every element must be equal."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from .relocation import mapped
+
+SIZE = 1 << 20
+BANDWIDTH_BYTES, ROUNDS = 256 << 20, 20
+_RANGE = 1000
+
+
+def rank(out: Path) -> int:
+    """Run everything that the environment's RANK and WORLD_SIZE ask for, and write a report."""
+    import torch
+    import torch.distributed as dist
+
+    own, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(device)
+    dist.init_process_group("nccl", rank=own, world_size=world, device_id=device)
+    checked = dict(collectives(own, world, device))
+    losses, wrong = sharded_step(own, device)
+    report = {
+        "rank": dist.get_rank(), "world": dist.get_world_size(), "done": sorted(checked),
+        "wrong": [f"{name} is wrong" for name, good in checked.items() if not good] + wrong,
+        "uuid": f"GPU-{torch.cuda.get_device_properties(device).uuid}",
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())), "losses": losses,
+        "library": [p for p in mapped(Path("/proc/self/maps").read_text()) if "libnccl" in os.path.basename(p)],
+        "bus_gb_s": bandwidth(world, device),
+    }  # fmt: skip
+    out.write_text(json.dumps(report))
+    dist.barrier()
+    dist.destroy_process_group()
+    sys.stdout.flush()
+    return 0
+
+
+def numbers(seed: int, size: int, device: Any) -> Any:
+    """The random whole numbers of one rank, known to all of them by its seed."""
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(-_RANGE, _RANGE, (size,), generator=generator).to(device, torch.float32)
+
+
+def collectives(own: int, world: int, device: Any) -> Iterator[tuple[str, bool]]:
+    """Each collective's name, and whether every element is right on this rank."""
+    import torch
+    import torch.distributed as dist
+
+    whole = [numbers(100 + r, SIZE * world, device) for r in range(world)]
+    mine, total = whole[own], torch.stack(whole).sum(0)
+    part = slice(own * SIZE, (own + 1) * SIZE)
+
+    data = mine.clone()
+    dist.all_reduce(data)
+    yield "all_reduce", torch.equal(data, total)
+    data = torch.empty(SIZE * world, device=device)
+    dist.all_gather_into_tensor(data, mine[:SIZE].contiguous())
+    yield "all_gather", torch.equal(data, torch.cat([w[:SIZE] for w in whole]))
+    data = torch.empty(SIZE, device=device)
+    dist.reduce_scatter_tensor(data, mine)
+    yield "reduce_scatter", torch.equal(data, total[part])
+    data = torch.empty_like(mine)
+    dist.all_to_all_single(data, mine)
+    yield "all_to_all", torch.equal(data, torch.cat([w[part] for w in whole]))
+    data = mine.clone()
+    dist.broadcast(data, src=world - 1)
+    yield "broadcast", torch.equal(data, whole[world - 1])
+    data = torch.empty_like(mine)
+    after, before = (own + 1) % world, (own - 1) % world
+    works = dist.batch_isend_irecv([dist.P2POp(dist.isend, mine, after), dist.P2POp(dist.irecv, data, before)])
+    for work in works:
+        work.wait()
+    torch.cuda.synchronize()
+    yield "send_recv", torch.equal(data, whole[before])
+
+
+def model(device: Any) -> Any:
+    """The same network on every rank, in float32."""
+    import torch
+
+    torch.manual_seed(3)
+    layers = [torch.nn.Linear(256, 512), torch.nn.GELU(), torch.nn.Linear(512, 256)]
+    return torch.nn.Sequential(*layers).to(device)
+
+
+def sharded_step(own: int, device: Any) -> tuple[list[float], list[str]]:
+    """A ``fully_shard`` step: the losses before and after it, and what is wrong with them.
+
+    All ranks have one batch, so averaged gradients are a lone process's, and so must the losses be.
+    """
+    import torch
+    from torch.distributed.fsdp import fully_shard
+
+    whole, sharded = model(device), model(device)
+    for layer in (sharded[0], sharded[2]):
+        fully_shard(layer)
+    fully_shard(sharded)
+    torch.manual_seed(11)
+    x, y = torch.randn(64, 256, device=device), torch.randn(64, 256, device=device)
+    lone, shared = steps(whole, x, y), steps(sharded, x, y)
+    wrong = []
+    if any(abs(a - b) > 1e-4 * abs(a) for a, b in zip(lone, shared)):
+        wrong.append(f"fully_shard: losses {shared}, unsharded {lone}")
+    if not shared[-1] < shared[0]:
+        wrong.append(f"fully_shard: the step did not lower the loss: {shared}")
+    held = sum(p.to_local().numel() for p in sharded.parameters())
+    if held >= sum(p.numel() for p in whole.parameters()):
+        wrong.append("fully_shard: a rank holds all parameters")
+    return shared, wrong
+
+
+def steps(network: Any, x: Any, y: Any) -> list[float]:
+    """One optimizer step; the loss before and after."""
+    import torch
+
+    optimizer = torch.optim.AdamW(network.parameters(), lr=1e-3)
+    loss = (network(x) - y).square().mean()
+    loss.backward()
+    optimizer.step()
+    with torch.no_grad():
+        return [float(loss), float((network(x) - y).square().mean())]
+
+
+def bandwidth(world: int, device: Any) -> float:
+    """Bus bandwidth of all_reduce in GB/s: bytes times 2(N-1)/N over the mean time of a round."""
+    import torch
+    import torch.distributed as dist
+
+    data = torch.zeros(BANDWIDTH_BYTES // 2, dtype=torch.bfloat16, device=device)
+    for _ in range(5):
+        dist.all_reduce(data)
+    torch.cuda.synchronize()
+    dist.barrier()
+    started = time.perf_counter()
+    for _ in range(ROUNDS):
+        dist.all_reduce(data)
+    torch.cuda.synchronize()
+    seconds = (time.perf_counter() - started) / ROUNDS
+    return round(BANDWIDTH_BYTES * 2 * (world - 1) / world / seconds / 1e9, 1)
