@@ -19,7 +19,7 @@ SCHEMA = "chroot-exec/1"
 RLIMITS = ("as", "core", "cpu", "data", "fsize", "memlock", "nofile", "nproc", "rss", "stack")
 _ENV_NAME = re.compile(r"[^=\0]+\Z")
 _HOSTNAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?\Z")
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}\Z")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:+-]{0,99}\Z")
 
 
 @dataclass(frozen=True)
@@ -323,7 +323,7 @@ def _validate_checks(checks: tuple[Check, ...]) -> None:
         where = f"checks[{check.name!a}]"
         _one_of(f"{where}.result", check.result, "exit", "json")
         if not _NAME.match(check.name) or names.count(check.name) > 1:
-            raise _bad(where, "a name of its own, of the characters A-Z a-z 0-9 . _ + -", check.name)
+            raise _bad(where, "a name of its own, of the characters A-Z a-z 0-9 . _ : + -", check.name)
         if not check.argv:
             raise _bad(f"{where}.argv", "at least one word", [])
         if check.timeout == 0:

@@ -78,14 +78,15 @@ def compare(result: Result, mode: str, generated: Sequence[dict[str, Any]], scor
     wrong_mean, wrong_largest = metric(engine, control)
     caught = wrong_mean > MEAN_LIMIT and wrong_largest > LARGEST
     result.expect(caught, f"{mode}: the negative control agrees ({wrong_mean:.4f}, {wrong_largest:.4f})")
-    gaps = [gap for g, s in zip(generated, scored) if g["greedy"] for gap in s["gaps"]]
-    result.expect(bool(gaps) and max(gaps) <= TIE, f"{mode}: greedy tokens are not the judge's best: {max(gaps or [9]):.3f}")
-    return {"mean": mean, "largest": largest, "control": [wrong_mean, wrong_largest], "greedy_gap": max(gaps or [-1.0])}
+    gaps = [gap for g, s in zip(generated, scored, strict=True) if g["greedy"] for gap in s["gaps"]]
+    gap = max(gaps, default=math.inf)
+    result.expect(gap <= TIE, f"{mode}: a greedy token is {gap:.3f} behind the judge's best")
+    return {"mean": mean, "largest": largest, "control": [wrong_mean, wrong_largest], "greedy_gap": gap}
 
 
 def metric(left: Sequence[float], right: Sequence[float]) -> tuple[float, float]:
     """mean(exp|d|) and max|d|; infinite where a value is not a number."""
-    distances = [abs(a - b) if math.isfinite(a) and math.isfinite(b) else math.inf for a, b in zip(left, right)]
+    distances = [abs(a - b) if math.isfinite(a) and math.isfinite(b) else math.inf for a, b in zip(left, right, strict=True)]
     return sum(math.exp(min(d, 700.0)) for d in distances) / len(distances), max(distances)
 
 
@@ -97,9 +98,9 @@ def make(folder: Path) -> dict[str, Any]:
 
 def generate(folder: Path, mode: str) -> dict[str, Any]:
     """Half of the prompts greedy, half sampled."""
+    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     import vllm
 
-    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     engine = vllm.LLM(
         model=str(folder / "model"), skip_tokenizer_init=True, dtype="bfloat16", max_model_len=256,
         gpu_memory_utilization=0.2, enable_prefix_caching=False, logprobs_mode="processed_logprobs", seed=0,
@@ -111,10 +112,10 @@ def generate(folder: Path, mode: str) -> dict[str, Any]:
     how = [vllm.SamplingParams(temperature=0.0 if g else 1.0, seed=n, **shared) for n, g in enumerate(greedy)]
     outputs = engine.generate([{"prompt_token_ids": p} for p in ids], how)
     rows = []
-    for prompt, is_greedy, output in zip(ids, greedy, outputs):
+    for prompt, is_greedy, output in zip(ids, greedy, outputs, strict=True):
         answer = output.outputs[0]
         tokens = list(answer.token_ids)
-        values = [step[token].logprob for step, token in zip(answer.logprobs, tokens)]
+        values = [step[token].logprob for step, token in zip(answer.logprobs, tokens, strict=True)]
         rows.append({"prompt": prompt, "tokens": tokens, "logprobs": values, "greedy": is_greedy})
     (folder / f"{mode}.json").write_text(json.dumps(rows))
     return {"vllm": vllm.__version__}
@@ -144,7 +145,7 @@ def best_gaps(model: Any, sequence: list[int], start: int, values: Sequence[floa
     with torch.no_grad():
         logits = model(torch.tensor([sequence], device=model.device)).logits[0].float().log_softmax(-1)
     best = logits[start - 1 : -1].max(-1).values.tolist()
-    return [b - v for b, v in zip(best, values)]
+    return [b - v for b, v in zip(best, values, strict=True)]
 
 
 PARTS: dict[str, Callable[[Path], dict[str, Any]]] = {

@@ -53,7 +53,8 @@ def checks(
     for tier in tiers:
         named = [word for module in modules for word in ("--module", module)]
         inventory = f"{prefix}/inventory-{tier}.json"
-        found.append(one(f"imports:{tier}", tier, "imports", "--tier", tier, "--inventory", inventory, *named, *flag, **needs))
+        argv = ("imports", "--tier", tier, "--inventory", inventory, *named, *flag)
+        found.append(one(f"imports:{tier}", tier, *argv, **needs))
     for module in DRIVER_LINKED:
         if _HOMES[module] in tiers:
             more = needs if single else {"deferrable": True}

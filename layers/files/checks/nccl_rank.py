@@ -109,7 +109,7 @@ def sharded_step(own: int, device: Any) -> tuple[list[float], list[str]]:
     x, y = torch.randn(64, 256, device=device), torch.randn(64, 256, device=device)
     lone, shared = steps(whole, x, y), steps(sharded, x, y)
     wrong = []
-    if any(abs(a - b) > 1e-4 * abs(a) for a, b in zip(lone, shared)):
+    if any(abs(a - b) > 1e-4 * abs(a) for a, b in zip(lone, shared, strict=True)):
         wrong.append(f"fully_shard: losses {shared}, unsharded {lone}")
     if not shared[-1] < shared[0]:
         wrong.append(f"fully_shard: the step did not lower the loss: {shared}")

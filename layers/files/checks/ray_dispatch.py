@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -81,7 +82,10 @@ def refuse_unavailable(result: Result) -> None:
 def dispatch(result: Result, mapping: dict[str, str]) -> None:
     """Start the workers and compare what they say."""
     import ray
+    from ray import cloudpickle
 
+    # The workers' interpreters cannot import this package: what they run travels by value.
+    cloudpickle.register_pickle_by_value(sys.modules[identity.__module__])
     ray.init(num_cpus=4, include_dashboard=False, _temp_dir=tempfile.mkdtemp(prefix="r-", dir="/tmp"))
     try:
         worker = ray.remote(identity)
@@ -109,9 +113,8 @@ def judge(result: Result, mapping: dict[str, str], answers: dict[str, dict[str, 
 
 
 def identity() -> dict[str, Any]:
-    """What a worker says about itself. It runs in another interpreter, so it stands on its own."""
+    """What a worker says about itself. It runs in another interpreter."""
     import importlib.metadata
-    import sys
 
     versions = {name: importlib.metadata.version(name) for name in ("ray", "transformers", "torch")}
     return {"executable": sys.executable, "prefix": sys.prefix, **versions}

@@ -96,10 +96,10 @@ def verdict(check: Mapping[str, Any], done: Done) -> tuple[str, str, Any]:
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """One line a check, and the count."""
     width = max(len(row["name"]) for row in rows)
-    lines = [f"{r['outcome']:<8} {r['name']:<{width}} {r['seconds']:8.1f} s  {r['reason'][:160]}".rstrip() for r in rows]
+    lines = [f"{r['outcome']:<8} {r['name']:<{width}} {r['seconds']:8.1f} s  {r['reason'][:160]}" for r in rows]
     counts = {outcome: sum(r["outcome"] == outcome for r in rows) for outcome in OUTCOMES}
     summary = ", ".join(f"{count} {outcome}" for outcome, count in counts.items() if count)
-    return "\n".join([*lines, f"{len(rows)} checks: {summary}"])
+    return "\n".join([*map(str.rstrip, lines), f"{len(rows)} checks: {summary}"])
 
 
 def host() -> dict[str, Any]:
