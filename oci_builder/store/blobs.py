@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import re
+import stat
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -206,6 +207,8 @@ class DirStore:
             raise IntegrityError("blob.missing", f"{digest} is not in the store {self.root}", where=digest) from None
         except OSError as error:
             raise disk_error(error, "looking for a blob") from None
+        if not stat.S_ISREG(status.st_mode):
+            self._quarantine(digest, "not a file")
         if not self._records.vouches(digest, status):
             actual = _hash_file(path)
             if actual != digest:
@@ -213,7 +216,7 @@ class DirStore:
             self._records.vouch(digest, status)
         return status
 
-    def _quarantine(self, digest: Digest, actual: Digest) -> None:
+    def _quarantine(self, digest: Digest, actual: str) -> None:
         folder = self.work / "quarantine"
         with contextlib.suppress(OSError):
             folder.mkdir(exist_ok=True)

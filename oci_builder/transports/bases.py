@@ -52,7 +52,8 @@ def load_base(spec: Spec, folder: Path, store: DirStore, write: WriteOptions, em
     limits = spec.effective_limits
     match spec.base:
         case RegistryBase() as base:
-            from oci_builder.transports.registry import RegistryOptions, load_registry
+            from oci_builder.transports.registry_policy import RegistryOptions
+            from oci_builder.transports.registry_pull import Pins, load_registry
 
             options = RegistryOptions(limits=limits, plain_http=base.plain_http)
             pins = Pins(base.manifest, base.config)

@@ -11,7 +11,6 @@ from oci_builder.model.documents import Descriptor, ImageConfig, parse_document
 from oci_builder.model.errors import IntegrityError, OciBuilderError, PolicyError, SpecError
 from oci_builder.model.events import Emit, Event, silent
 from oci_builder.model.image import Image
-from oci_builder.model.limits import DEFAULT_LIMITS, Limits
 from oci_builder.store.blobs import DirStore
 from oci_builder.transports.registry import RegistryClient
 from oci_builder.transports.registry_blobs import Stop, fetch_blob
@@ -32,8 +31,8 @@ from oci_builder.transports.resolve import (
 class Pins:
     """Digests below the pinned one that are expected too, where the spec names them."""
 
-    manifest: Digest | None = None
-    config: Digest | None = None
+    manifest: str | None = None
+    config: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,19 +92,37 @@ def fetch_image(
     return Fetched(reference, root, resolved, config_bytes)
 
 
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A base from a registry.
+
+    Attributes:
+        image: its layers are in the store, and proved.
+        manifest: digest of the platform's manifest.
+        root: the digest that was asked for; an index's, or the manifest's own.
+    """
+
+    image: Image
+    manifest: Digest
+    root: Digest
+
+
 def load_registry(
-    ref: str, digest: Digest | None, store: DirStore, *, platform: str = "linux/amd64", limits: Limits = DEFAULT_LIMITS,
-    emit: Emit = silent, plain_http: bool = False, pins: Pins | None = None,
-) -> Image:  # fmt: skip
-    """The base ``{"registry": ref, "digest": digest}`` as an Image; its layers are in the store and proved.
+    ref: str, digest: str | None, store: DirStore, options: RegistryOptions | None = None, *,
+    platform: str = "linux/amd64", pins: Pins | None = None, emit: Emit = silent,
+) -> Loaded:  # fmt: skip
+    """The base ``{"registry": ref, "digest": digest}``. Idempotent; a warm store makes no request.
 
     Raises:
         As ``fetch_image``; SpecError: ``spec.reference``, ``spec.digest``, ``spec.credentials``.
     """
-    reference = pinned_reference(ref, digest)
-    with RegistryClient(reference, RegistryOptions(plain_http=plain_http, limits=limits), emit=emit) as client:
+    options = options or RegistryOptions()
+    reference = pinned_reference(ref, Digest.parse(digest) if digest else None)
+    with RegistryClient(reference, options, emit=emit) as client:
         fetched = fetch_image(client, store, platform, pins, emit)
-    return admit_image(fetched.config, fetched.resolved.manifest, store, limits=limits, platform=platform, emit=emit)
+    manifest = fetched.resolved.manifest
+    image = admit_image(fetched.config, manifest, store, limits=options.limits, platform=platform, emit=emit)
+    return Loaded(image, fetched.resolved.descriptor.id, fetched.root.id)
 
 
 def _check_pins(resolved: Resolved, pins: Pins) -> None:

@@ -92,6 +92,15 @@ def test_c2_14_a_corrupt_blob_is_not_served(store: DirStore) -> None:
     assert store.open(DIGEST).pread(10, 0) == DATA[:10]
 
 
+def test_c2_10_a_symlink_is_no_blob(store: DirStore, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").write_bytes(DATA)
+    store.path(DIGEST).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(IntegrityError) as error:
+        store.open(DIGEST)
+    assert error.value.code == "blob.digest"
+    assert not store.path(DIGEST).is_symlink()
+
+
 def test_check_all_finds_a_flip_that_keeps_the_times(store: DirStore) -> None:
     store.put(DATA)
     assert store.check_all() == []

@@ -10,7 +10,6 @@ import pytest
 from oci_builder.model import media
 from oci_builder.model.digest import Digest
 from oci_builder.model.errors import FormatError, IntegrityError, OciBuilderError, PolicyError, SpecError
-from oci_builder.model.events import silent
 from oci_builder.store.blobs import DirStore
 from oci_builder.transports.registry_manifests import fetch_manifest
 from oci_builder.transports.registry_pull import Pins, load_registry
@@ -224,7 +223,9 @@ def test_load_registry_gives_an_image_whose_layers_are_proved(tmp_path: Path, mo
     image = small_image(3, docker=True)
     with Registry() as registry, DirStore(tmp_path / "store") as store:
         digest = image.publish(registry, REPO)
-        loaded = load_registry(f"{registry.host}/{REPO}:v1", digest, store, emit=silent)
+        found = load_registry(f"{registry.host}/{REPO}:v1", digest, store)
+        assert (found.manifest, found.root) == (image.digest, digest)
+        loaded = found.image
         assert [layer.descriptor.digest for layer in loaded.layers] == [Digest.of(b) for b in image.layers]
         assert {layer.descriptor.media_type for layer in loaded.layers} == {media.OCI_LAYER_GZIP}
         assert loaded.settings["config"] == {"Env": ["A=1"]}

@@ -1,0 +1,133 @@
+"""An OCI layout folder that is being filled from a registry: blobs at once, ``index.json`` only when all is there.
+
+Source: image-spec image-layout.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from oci_builder.model import media
+from oci_builder.model.documents import Descriptor, Index, parse_document
+from oci_builder.model.errors import ConflictError, OciBuilderError, disk_error, show
+from oci_builder.model.jsontext import dump_json, load_json
+from oci_builder.model.limits import DEFAULT_LIMITS
+from oci_builder.store.blobs import DirStore, layout_marker
+
+REF_NAME = "org.opencontainers.image.ref.name"
+_WORK = ".oci-builder-pull"
+
+
+class LayoutFolder:
+    """Use ``with``. ``store`` puts blobs into the layout; partial ones stand in a hidden folder, gone when all is well.
+
+    Several processes may fill the same layout.
+
+    Raises (entering):
+        ConflictError: ``pull.not_layout``: the folder holds something else, which is left alone.
+        TransportError: ``io.*``.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.absolute()
+        self._work = self.path / _WORK
+        self._fd = -1
+        self._done = False
+
+    def __enter__(self) -> LayoutFolder:
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            # Shared: whoever finishes tidies up only when nobody else is at work here.
+            fcntl.flock(self._fd, fcntl.LOCK_SH)
+            self._check()
+        except OSError as error:
+            self._close()
+            raise disk_error(error, "opening the layout") from None
+        except OciBuilderError:
+            self._close()
+            raise
+        self.store = DirStore(self.path, self._work)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, _e: BaseException | None, _t: TracebackType | None
+    ) -> None:
+        empty = kind is not None and not self.store.digests()
+        self.store.close()
+        if self._done or empty:
+            with contextlib.suppress(OSError):
+                self._tidy(empty)
+        self._close()
+
+    def _tidy(self, empty: bool) -> None:
+        """Remove what only we need; after a failure that brought no blob, all that was made."""
+        fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if any((self._work / "ingest").iterdir()):
+            return
+        shutil.rmtree(self._work)
+        if empty:
+            for folder in (self.path / "blobs" / "sha256", self.path / "blobs", self.path):
+                folder.rmdir()
+
+    def name(self, descriptor: Descriptor, name: str) -> None:
+        """Make an image visible under a name, in place of another of that name. Idempotent.
+
+        Raises:
+            TransportError: ``io.*``.
+        """
+        entry = descriptor.to_json()
+        entry["annotations"] = {**(entry.get("annotations") or {}), REF_NAME: name}
+        try:
+            with open(self._work / "index.lock", "wb") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                others = [e for e in self._entries() if (e.get("annotations") or {}).get(REF_NAME) != name]
+                index = {"schemaVersion": 2, "mediaType": media.OCI_INDEX, "manifests": [*others, entry]}
+                self._write("oci-layout", layout_marker())
+                self._write("index.json", dump_json(index))
+        except OSError as error:
+            raise disk_error(error, "writing index.json") from None
+        self._done = True
+
+    def _check(self) -> None:
+        names = set(os.listdir(self.path)) - {_WORK}
+        if not names or (names == {"blobs"} and (self.path / _WORK).is_dir()):
+            return
+        try:
+            marker = load_json((self.path / "oci-layout").read_bytes(), "oci-layout")
+            self._entries()
+        except (OSError, OciBuilderError):
+            marker = None
+        if not isinstance(marker, dict) or marker.get("imageLayoutVersion") != "1.0.0":
+            raise ConflictError(
+                "pull.not_layout", f"{show(str(self.path))} is not empty and no OCI layout; choose another folder",
+                where=str(self.path),
+            )  # fmt: skip
+
+    def _entries(self) -> list[dict[str, Any]]:
+        try:
+            data = (self.path / "index.json").read_bytes()
+        except FileNotFoundError:
+            return []
+        index = parse_document(Index, data, "index.json", DEFAULT_LIMITS)
+        return [d.to_json() for d in index.manifests]
+
+    def _write(self, name: str, data: bytes) -> None:
+        part = self._work / f"{name}.{os.getpid()}"
+        with open(part, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, self.path / name)
+        os.fsync(self._fd)
+
+    def _close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd = -1
