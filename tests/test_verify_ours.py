@@ -9,12 +9,14 @@ import resource
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from oci_builder.model.report import Report
 from oci_builder.store.blobs import DirStore
 from oci_builder.verify import VerifyOptions, verify_archives
+from oci_builder.verify.layer import read_layer
 from tests.lab.archives import Lab, files, write
 from tests.lab.ours import our_image, our_layer, write_pair
 
@@ -57,6 +59,18 @@ def test_the_subjects_are_bound_to_the_bytes(pair: Pair) -> None:
 @pytest.mark.parametrize("threads", [1, 2, 8])
 def test_the_fast_proof_and_the_slow_one_give_the_same_report(pair: Pair, threads: int) -> None:
     assert pair.both(threads=threads) == pair.both(threads=1, shortcut=False)
+
+
+def test_the_fast_proof_inflates_no_layer_a_second_time(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+
+    def spy(chunks: Any, where: str, *rest: Any) -> Any:
+        read.append(where)
+        return read_layer(chunks, where, *rest)
+
+    monkeypatch.setattr("oci_builder.verify.contents.read_layer", spy)
+    assert pair.both().ok
+    assert read and all(where.startswith(str(pair.oci)) for where in read)
 
 
 def test_both_proofs_agree_on_damaged_archives(pair: Pair, tmp_path: Path) -> None:

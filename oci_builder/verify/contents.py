@@ -96,13 +96,12 @@ class Intake:
         head, chunks = _head(iter(outer))
         where = f"{self.findings.where}: {name}"
         blob_hash = self.hashers.new("blob")
-        hashed = blob_hash.tee(chunks)
         member = Member(name, size, Digest.of(b""))
         if self._is_document(head, size):
             self._kept += size
-            member.data = b"".join(hashed)
+            member.data = b"".join(blob_hash.tee(chunks))
         else:
-            member.layer = read_layer(hashed, where, self.options, self.hashers)
+            member.layer = read_layer(chunks, where, self.options, self.hashers, blob_hash)
         member.size, member.digest = blob_hash.size, blob_hash.digest()
         if outer.error:
             raise outer.error
@@ -118,7 +117,7 @@ class Intake:
         """The member read as a layer, now if it was kept as a document."""
         if member.layer is None:
             where = f"{self.findings.where}: {member.name}"
-            member.layer = read_layer([member.data or b""], where, self.options, self.hashers)
+            member.layer = read_layer([member.data or b""], where, self.options, self.hashers, self.hashers.new("blob"))
         return member.layer
 
 

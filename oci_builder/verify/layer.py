@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from oci_builder.model.digest import Digest
 from oci_builder.model.errors import FormatError, OciBuilderError, PolicyError, show
-from oci_builder.verify.hashing import Hashers
+from oci_builder.verify.hashing import Hashers, SideHash
 from oci_builder.verify.options import VerifyOptions
 from oci_builder.wire.compress import Compression, MemberSeen, Options, decode_chunks, sniff
 from oci_builder.wire.compress.gzipframe import is_our_member
@@ -47,10 +47,14 @@ class LayerFacts:
 
 
 def read_layer(
-    chunks: Iterable[bytes | memoryview], where: str, options: VerifyOptions, hashers: Hashers
+    chunks: Iterable[bytes | memoryview], where: str, options: VerifyOptions, hashers: Hashers, blob_hash: SideHash
 ) -> LayerFacts:
-    """Read a blob as a layer. Never raises for what its bytes hold; all of ``chunks`` is consumed."""
-    pull = Pull(chunks)
+    """Read a blob as a layer. Never raises for what its bytes hold; all of ``chunks`` is consumed.
+
+    Args:
+        blob_hash: takes the blob's bytes; where they are not compressed, its digest is the diff_id too.
+    """
+    pull = Pull(blob_hash.tee(chunks))
     head = pull.peek(64)
     facts = LayerFacts(compression=sniff(head), ours=is_our_member(head))
     last: list[MemberSeen] = []
@@ -64,13 +68,16 @@ def read_layer(
 
     strict = options.strict and facts.ours
     how = Options(options.limits, where, options.workers, strict, warn, seen)
-    tar_hash = hashers.new("tar")
+    packed = facts.compression != "identity"
+    tar_hash = hashers.new("tar") if packed else blob_hash
     decoded = decode_chunks(_rest(pull), facts.compression, how)
     try:
-        tar = TarReader(tar_hash.tee(decoded), limits=options.limits, where=where, strict=strict, warn=warn)
+        stream = tar_hash.tee(decoded) if packed else decoded
+        tar = TarReader(stream, limits=options.limits, where=where, strict=strict, warn=warn)
         end = _walk(tar, where, facts)
-        for _ in tar_hash.tee(decoded):
-            pass
+        for chunk in decoded:
+            if packed:
+                tar_hash.update(chunk)
         facts.diff_id, facts.tar_size = tar_hash.digest(), tar_hash.size
         _name_trailing_member(facts, end, last, where)
     except OciBuilderError as error:

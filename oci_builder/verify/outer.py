@@ -8,6 +8,7 @@ from bisect import bisect_right
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 from oci_builder.model.errors import FormatError, OciBuilderError, TransportError, show
@@ -197,12 +198,15 @@ class _OuterTar:
             return
         at = tar.tar_size
         self._places.append((at, at + entry.size, name))
+        data = iter(tar.data())
+        first = next(data, None)  # a shared segment is noted when the stream comes to it, not before
         known = self._unplaced.get(at)
         if known and known.tar_size == entry.size:
             del self._unplaced[at]
             contents.members[name] = known.as_member(name)
             return
-        member = self._intake.member(name, entry.size, iter(tar.data()))
+        chunks = chain([first], data) if first is not None else data
+        member = self._intake.member(name, entry.size, chunks)
         # The content of a sparse entry does not lie in the file as it is.
         if contents.outer == "identity" and tar.tar_size == at + entry.size:
             member.range = (at, entry.size)
