@@ -1,10 +1,8 @@
-"""The chroot runner and the whole chain from a build to checks on real GPUs. Needs a machine with an NVIDIA GPU.
+"""The chroot runner on real GPUs, on the machine's own root below an overlay: standard library only.
 
-    python3 tests/device/chroot_gpu.py host OUT      the machine's own root below an overlay: standard library only
-    python3 tests/device/chroot_gpu.py image OUT     build an image of it, verify, unpack, run the checks
+    python3 tests/device/chroot_gpu.py host OUT
 
-Everything is logged to OUT (receipts as JSON, one summary, one log). The base of the image is this machine's root file
-system without the driver, the caches and the environment; the environment (``--env``, /opt/torch/.venv) is the tier.
+Everything is logged to OUT (receipts as JSON, one summary, one log). ``image_gpu.py`` has the chain from a build on.
 """
 
 from __future__ import annotations
@@ -25,7 +23,6 @@ from typing import Any
 REPOSITORY = Path(__file__).resolve().parents[2]
 CHECKS = Path(__file__).resolve().parent / "checks"
 ORDINARY_UID = 12345
-PREFIX = "/opt/rt"
 SHM = 1 << 30
 # NVLink multicast can put GPUs that others share out of service: off in every program here, whatever the machine says.
 NO_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
@@ -140,7 +137,7 @@ def run_request(session: Session, name: str, value: dict[str, Any]) -> bool:
     return bool(found["outcome"] == "pass")
 
 
-def prepare(out: Path) -> Session:
+def prepare(out: Path, facts: Sequence[str] = FACTS) -> Session:
     """Copy runner and checks to where an ordinary user can read them, and note the machine's facts."""
     out.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix="chroot-gpu-", dir="/var/tmp"))
@@ -154,7 +151,7 @@ def prepare(out: Path) -> Session:
     session = Session(out, work, python, listed.count("UUID: GPU-"), {"gpus": listed.splitlines()})
     session.summary["kernel"] = os.uname().release
     session.summary["cpus"] = os.cpu_count()
-    for command in FACTS:
+    for command in facts:
         done = subprocess.run(["timeout", "40", "sh", "-c", command], capture_output=True, text=True)
         session.say(f"$ {command}\n{done.stdout}{done.stderr}")
     return session
@@ -178,66 +175,16 @@ def host(session: Session, environment: Path) -> bool:
     return run_request(session, "host-rootless", request(str(tree), "rootless", found, binds=binds)) and good
 
 
-def image(session: Session, environment: Path) -> bool:
-    """Build, verify, unpack, and run from the archive."""
-    out, cache = session.work / "dist", str(session.work / "cache")
-    found = checks(f"{PREFIX}/envs/base/bin/python3", f"{PREFIX}/envs/checks", session.gpus)
-    (session.work / "checks.json").write_text(json.dumps(found))
-    spec = write_spec(session, environment)
-    archives = [str(out / "runtime.oci.tar"), str(out / "runtime.docker.tar.gz")]
-    jobs = ["--jobs", str(os.cpu_count())]
-    build = ["build", str(session.work / "spec.json"), "--out", str(out), "--cache", cache, *jobs]
-    if cli(session, "build", *build):
-        return False
-    good = cli(session, "rebuild", *build) == 0
-    shutil.copy(out / "container.json", session.out)
-    session.summary["sizes"] = {p.name: p.stat().st_size for p in sorted(out.iterdir()) if p.is_file()}
-    session.timed("sha256sum", ["sha256sum", *archives])
-    good = cli(session, "verify", "verify", *archives, *jobs, "--json", str(session.out / "verify.json")) == 0 and good
-    tree = session.work / "tree"
-    good = cli(session, "unpack", "unpack", archives[0], str(tree), *jobs) == 0 and good
-    more = {"config": {"Env": spec["env"]}}
-    good = run_request(session, "image-root", request(str(tree), "root", found, **more)) and good
-    # The ordinary user reads a tree that root unpacked; the folders that it mounts over must be its own.
-    for path in (tree, *(p for p in tree.iterdir() if p.is_dir() and not p.is_symlink())):
-        os.chown(path, ORDINARY_UID, ORDINARY_UID)
-    good = run_request(session, "image-rootless", request(str(tree), "rootless", found, **more)) and good
-    shutil.rmtree(tree)
-    gates = ["--exec", "--gpu", "all", "--checks", str(session.work / "checks.json"), "--cache", cache,
-             "--receipt", str(session.out / "gates.json")]  # fmt: skip
-    return cli(session, "verify-exec", "verify", *archives, *jobs, *gates) == 0 and good
-
-
-def write_spec(session: Session, environment: Path) -> dict[str, Any]:
-    """The spec: this machine as the base, the environment and the checks as tiers."""
-    ours = [str(p.resolve()).lstrip("/") for p in (environment, REPOSITORY, session.out, session.work)]
-    spec = {
-        "name": "device-check", "tag": "r1", "epoch": 0, "base": {"rootfs": "/", "exclude": [*ours, *EXCLUDED]},
-        "tiers": {"base": {"path": str(environment)}, "checks": {"path": str(session.work / "checks")}},
-        "prefix": PREFIX,
-        "env": ["PATH=/usr/local/cuda/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"],
-    }  # fmt: skip
-    (session.work / "spec.json").write_text(json.dumps(spec))
-    return spec
-
-
-def cli(session: Session, step: str, *arguments: str) -> int:
-    """Run ``oci-builder`` from this checkout, timed; its exit status."""
-    path = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")]))
-    code = "from oci_builder.cli import main; main()"
-    return session.timed(step, [sys.executable, "-c", code, *arguments], env={**os.environ, "PYTHONPATH": path})
-
-
 def main() -> int:
     """Run one part; 0 when everything passed."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("part", choices=("host", "image"))
+    parser.add_argument("part", choices=("host",))
     parser.add_argument("out", type=Path)
     parser.add_argument("--env", type=Path, default=Path("/opt/torch/.venv"))
     options = parser.parse_args()
     session = prepare(options.out)
     try:
-        good = {"host": host, "image": image}[options.part](session, options.env)
+        good = host(session, options.env)
     finally:
         shutil.rmtree(session.work, ignore_errors=True)
     session.say("all passed" if good else "NOT all passed")

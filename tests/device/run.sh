@@ -1,6 +1,6 @@
 #!/bin/sh
-# Runs tests/device/chroot_gpu.py on a machine with GPUs. Wheels that the machine lacks may lie in .whl/.
-#   sh tests/device/run.sh host|image OUT
+# Runs the device scripts on a machine with GPUs. Wheels that the machine lacks may lie in .whl/.
+#   sh tests/device/run.sh host|image|threads OUT
 set -e
 cd "$(dirname "$0")/../.."
 if ls .whl/*.whl >/dev/null 2>&1; then
@@ -9,4 +9,7 @@ if ls .whl/*.whl >/dev/null 2>&1; then
     export PYTHONPATH
 fi
 export PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
-exec python3 tests/device/chroot_gpu.py "$@"
+case $1 in
+host) exec python3 tests/device/chroot_gpu.py "$@" ;;
+*) exec python3 tests/device/image_gpu.py "$@" ;;
+esac

@@ -1,0 +1,251 @@
+"""From a build to checks on real GPUs, step by step, each with its own time limit; whatever happens, results stay.
+
+    sh tests/device/run.sh image OUT        build an image of this machine, verify, unpack, run the checks in it
+    sh tests/device/run.sh threads OUT      build, verify and unpack one big tier with 1, 4, 16 and all threads
+    … --small --root ROOT --env ENV         the same path without a GPU, with a small root, to try the script itself
+
+The image's base is this machine's root file system without driver, caches and the environment; the environment is its
+tier; checks and inventory are a layer of shipped files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from chroot_gpu import EXCLUDED, NO_MULTICAST, ORDINARY_UID, REPOSITORY, Session, prepare, request, run_request
+
+PREFIX, MOVED = "/opt/rt", "/srv/moved/rt"
+# The whole of a part, in seconds: the machine's commands are ended after ten minutes.
+BUDGET = 570
+GPU_MODULES = ("torch", "triton", "transformers", "numpy", "scipy", "safetensors", "tokenizers")
+SMALL_MODULES = ("json", "hashlib")
+SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+PATH = f"{PREFIX}/envs/base/bin:/usr/local/cuda/bin:{SYSTEM_PATH}:/opt/gcc/bin"
+KEPT_VARIABLES = ("CUDA_HOME", "CUDAHOSTCXX", "LIBRARY_PATH")
+INVENTORY = """
+import importlib.metadata, json
+print(json.dumps([{"name": d.metadata["Name"], "version": d.version} for d in importlib.metadata.distributions()]))
+"""
+
+
+class Steps:
+    """Runs ``oci-builder`` step by step, until the time is over."""
+
+    def __init__(self, session: Session, options: argparse.Namespace) -> None:
+        self.session, self.options = session, options
+        self.deadline = time.monotonic() + options.budget
+        self.good = True
+
+    def left(self) -> float:
+        """Seconds that are left."""
+        return self.deadline - time.monotonic()
+
+    def skip(self, name: str, needed: float) -> bool:
+        """Whether there is too little time for a step; then it is noted as not run."""
+        if self.left() > needed:
+            return False
+        self.session.say(f"{name}: NOT RUN, {self.left():.0f} s are left")
+        self.session.summary.setdefault("not_run", []).append(name)
+        self.good = False
+        return True
+
+    def cli(self, name: str, limit: float, *arguments: str, needed: float = 15) -> int:
+        """One command of ``oci-builder``; its status, 124 when it took too long, 125 when it was not run."""
+        if self.skip(name, needed):
+            return 125
+        path = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")]))
+        seconds = str(int(min(limit, self.left())))
+        command = ["timeout", "-k", "10", seconds, sys.executable, "-c", "from oci_builder.cli import main; main()"]
+        environment = {**os.environ, **NO_MULTICAST, "PYTHONPATH": path}
+        status = self.session.timed(name, [*command, *arguments], env=environment)
+        self.good = self.good and status == 0
+        return status
+
+    def requested(self, name: str, value: dict[str, Any], needed: float = 40) -> None:
+        """One request to the chroot runner."""
+        if not self.skip(name, needed):
+            self.good = run_request(self.session, name, value) and self.good
+
+
+def write_spec(session: Session, options: argparse.Namespace) -> dict[str, Any]:
+    """The spec and its shipped files: the checks and the inventory of the environment."""
+    layers = session.work / "layers"
+    (layers / "files").mkdir(parents=True)
+    shutil.copy(REPOSITORY / "layers/checks.toml", layers)
+    shutil.copytree(REPOSITORY / "layers/files/checks", layers / "files/checks",
+                    ignore=shutil.ignore_patterns("__pycache__"))  # fmt: skip
+    clean = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    python = str(options.env / "bin/python3")
+    found = subprocess.run([python, "-c", INVENTORY], capture_output=True, text=True, env=clean, check=True)
+    (layers / "files/inventory.json").write_text(found.stdout)
+    (layers / "inventory.toml").write_text(
+        'name = "inventory"\n[[file]]\nfrom = "files/inventory.json"\nto = "inventory-base.json"\n'
+    )
+    listed = {"checks": checks(session, options, "single")}
+    (layers / "files/checks.json").write_text(json.dumps(listed, indent=1))
+    ours = [str(p.resolve()).lstrip("/") for p in (options.env, REPOSITORY, session.out, session.work)]
+    exclude = [*(ours if options.root == "/" else ()), *EXCLUDED]
+    kept = [f"{name}={os.environ[name]}" for name in KEPT_VARIABLES if os.environ.get(name)]
+    spec = {
+        "name": "device-check", "tag": "r1", "epoch": 0, "base": {"rootfs": options.root, "exclude": exclude},
+        "tiers": {"base": {"path": str(options.env)}}, "prefix": PREFIX, "files": "layers",
+        "env": [f"PATH={PATH}", "PYTHONDONTWRITEBYTECODE=1", *kept],
+        "labels": {"io.github.oci-builder.prefix": PREFIX},
+    }  # fmt: skip
+    (session.work / "spec.json").write_text(json.dumps(spec, indent=1))
+    return spec
+
+
+def checks(session: Session, options: argparse.Namespace, stage: str) -> list[dict[str, Any]]:
+    """The shipped list for this image, with NVLink multicast off; ``single`` has the GPUs' exchange in it too."""
+    modules = SMALL_MODULES if options.small else GPU_MODULES
+    words = [word for module in modules for word in ("--module", module)]
+    wanted = "container-check" if options.small else stage
+    command = [sys.executable, str(REPOSITORY / "layers/files/checks"), "list", "--prefix", PREFIX, "--tiers", "base"]
+    more = ["--stage", wanted, "--gpus", str(max(2, session.gpus)), *words]
+    done = subprocess.run([*command, *more], capture_output=True, text=True, check=True)
+    found = list(json.loads(done.stdout)["checks"])
+    if wanted == "single":
+        found += checks(session, options, "nccl")[2:]
+    for check in found:
+        check["env"] = {**NO_MULTICAST, "MAX_JOBS": "8"}
+    return found
+
+
+def image(steps: Steps) -> None:
+    """Build once with all threads, verify, unpack, then run: from the archive, at another place, rootless."""
+    session, options = steps.session, steps.options
+    out, cache = session.work / "dist", session.work / "cache"
+    spec = write_spec(session, options)
+    archives = [str(out / "runtime.oci.tar"), str(out / "runtime.docker.tar.gz")]
+    jobs = ["--jobs", str(os.cpu_count())]
+    build = ["build", str(session.work / "spec.json"), "--out", str(out), "--cache", str(cache), *jobs]
+    if steps.cli("build", 180, *build):
+        return
+    steps.cli("rebuild-unchanged", 60, *build)
+    shutil.copy(out / "container.json", session.out)
+    session.summary["sizes"] = {p.name: p.stat().st_size for p in sorted(out.iterdir()) if p.is_file()}
+    # Space is short on such machines: what is no longer needed goes.
+    shutil.rmtree(cache / "store", ignore_errors=True)
+    (out / "runtime.tar.gz").unlink()
+    report = str(session.out / "verify.json")
+    steps.cli("verify", 90, "verify", "--profile", "strict", *archives, *jobs, "--json", report)
+    gates = ["--exec", "--cache", str(cache), "--receipt", str(session.out / "gates.json"), *jobs]
+    gpu = [] if options.small else ["--gpu", "all"]
+    steps.cli("verify-exec", 330, "verify", *archives, *gates, *gpu, needed=60)
+    shutil.rmtree(cache / "staged", ignore_errors=True)
+    tree = session.work / "tree"
+    if steps.cli("unpack", 90, "unpack", archives[0], str(tree), *jobs):
+        return
+    moved_and_rootless(steps, spec, tree)
+
+
+def moved_and_rootless(steps: Steps, spec: dict[str, Any], tree: Path) -> None:
+    """The relocation check with the prefix at two places, and all checks as an ordinary user."""
+    gpu = {} if not steps.options.small else {"gpu": None}
+    found = checks(steps.session, steps.options, "single")
+    again = {"source": str(tree / PREFIX.lstrip("/")), "target": MOVED}
+    more = {"config": {"Env": spec["env"]}, "binds": [again], **gpu}
+    python = f"{PREFIX}/envs/base/bin/python3"
+    argv = [python, f"{PREFIX}/checks", "relocation", "--prefix", PREFIX, "--prefix", MOVED]
+    relocation = {"name": "relocation", "argv": argv, "result": "json", "timeout": 150, "env": NO_MULTICAST}
+    steps.requested("relocation", request(str(tree), "root", [relocation], **more))
+    for path in (tree, *(p for p in tree.iterdir() if p.is_dir() and not p.is_symlink())):
+        os.chown(path, ORDINARY_UID, ORDINARY_UID)
+    limit = max(20.0, (steps.left() - 20) / 2)
+    short = [{**check, "timeout": min(check["timeout"], limit)} for check in found]
+    steps.requested("rootless", request(str(tree), "rootless", short, **{**more, "binds": []}), needed=60)
+
+
+def threads(steps: Steps) -> None:
+    """One tier without a base, from warm caches: how build, verify and unpack scale with threads."""
+    session, options = steps.session, steps.options
+    tier = session.work / "tier"
+    names = [] if options.small else [n for n in ("nvidia", "torch", "triton", "transformers") if selected(options, n)]
+    site = site_packages(options)
+    wanted = [str(site / name) for name in names] or [f"{site}/."]
+    subprocess.run(["cp", "-al", *wanted, made(tier)], check=True)
+    spec = {"name": "device-threads", "tag": "r1", "epoch": 0, "base": {"scratch": True}, "prefix": PREFIX,
+            "tiers": {"base": {"path": str(tier)}}}  # fmt: skip
+    (session.work / "spec.json").write_text(json.dumps(spec))
+    subprocess.run(["sh", "-c", f"find {tier} -type f -print0 | xargs -0 cat >/dev/null"], check=True)
+    counts = sorted({n for n in (1, 4, 16, os.cpu_count() or 1) if n <= (os.cpu_count() or 1)}, reverse=True)
+    for count in counts:
+        one_count(steps, count)
+    digests = {n: v["oci"] for n, v in session.summary["threads"].items() if "oci" in v}
+    session.summary["same_bytes"] = len(set(digests.values())) == 1
+    steps.good = steps.good and session.summary["same_bytes"]
+
+
+def one_count(steps: Steps, count: int) -> None:
+    """Build cold, verify both archives, unpack: with so many threads."""
+    session = steps.session
+    out, cache, tree = (session.work / f"{name}-{count}" for name in ("dist", "cache", "tree"))
+    jobs = ["--jobs", str(count)]
+    found = session.summary.setdefault("threads", {}).setdefault(str(count), {})
+    spec = str(session.work / "spec.json")
+    if not steps.cli(f"build-{count}", 150, "build", spec, "--out", str(out), "--cache", str(cache), *jobs):
+        record = json.loads((out / "container.json").read_text())
+        found["oci"] = record["archives"]["runtime.oci.tar"]["sha256"]
+        session.summary["sizes"] = {p.name: p.stat().st_size for p in sorted(out.iterdir()) if p.is_file()}
+        session.summary["tar_size"] = sum(layer["tar_size"] for layer in record["layers"])
+        archives = [str(out / "runtime.oci.tar"), str(out / "runtime.docker.tar.gz")]
+        steps.cli(f"verify-{count}", 120, "verify", *archives, *jobs, "--json", str(session.work / "v.json"))
+        steps.cli(f"unpack-{count}", 90, "unpack", archives[0], str(tree), *jobs)
+        steps.session.timed(f"sha256sum-{count}", ["sha256sum", *archives])
+    for place in (out, cache, tree):
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def site_packages(options: argparse.Namespace) -> Path:
+    """The environment's packages."""
+    return next(iter(sorted(options.env.glob("lib/python3*/site-packages"))))
+
+
+def selected(options: argparse.Namespace, name: str) -> bool:
+    """Whether the environment has a package."""
+    return (site_packages(options) / name).is_dir()
+
+
+def made(folder: Path) -> str:
+    """A new folder."""
+    folder.mkdir()
+    return str(folder)
+
+
+def main() -> int:
+    """Run one part; 0 when everything passed and nothing was left out."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("part", choices=("image", "threads"))
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--env", type=Path, default=Path("/opt/torch/.venv"))
+    parser.add_argument("--root", default="/")
+    parser.add_argument("--budget", type=float, default=BUDGET)
+    parser.add_argument("--small", action="store_true", help="no GPU: only what a CPU can show")
+    options = parser.parse_args()
+    os.environ.update(NO_MULTICAST)
+    session = prepare(options.out, facts=("df -h / /var/tmp",))
+    steps = Steps(session, options)
+    try:
+        {"image": image, "threads": threads}[options.part](steps)
+    except Exception as error:
+        session.say(f"the script failed: {type(error).__name__}: {error}")
+        steps.good = False
+    finally:
+        session.summary["good"] = steps.good
+        session.save("summary.json", session.summary)
+        shutil.rmtree(session.work, ignore_errors=True)
+    session.say("all passed" if steps.good else "NOT all passed")
+    return 0 if steps.good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
