@@ -174,6 +174,10 @@ def podman_storage(programs: Programs) -> Iterator[tuple[str, ...]]:
         programs.call("umount", "-R", folder / "root/overlay")
 
 
+# Lower than any sandbox's own: raising them needs a capability that sandboxes hold back.
+ULIMITS = ("--ulimit", "nofile=1024:1024", "--ulimit", "nproc=4096:4096")
+
+
 def plain_copy(archive: Path, folder: Path) -> Path:
     """The same archive uncompressed, for clients that read no gzip (skopeo, crane)."""
     out = folder / archive.name.removesuffix(".gz")
