@@ -12,6 +12,8 @@ from oci_builder.verify.image import ImageView
 from oci_builder.verify.judge import Judged
 from oci_builder.verify.names import agree
 
+_DOCUMENTS = ("oci-layout", "index.json", "manifest.json")
+
 
 def compare(first: Judged, second: Judged) -> list[Finding]:
     """Everything in which the two differ, as ``archive.twin`` (exit status 1)."""
@@ -52,8 +54,10 @@ def _contents(out: _Differences, one: ImageView, two: ImageView) -> None:
 
 
 def _ours(judged: Judged) -> bool:
+    """Written by us, and not by somebody who took our layers over (skopeo's copies have no manifest.json)."""
     layers = judged.image.layers if judged.image else []
-    return judged.contents.written_by_us or any(m and m.layer and m.layer.ours for m in layers)
+    complete = all(name in judged.contents.members for name in _DOCUMENTS)
+    return complete and (judged.contents.written_by_us or any(m and m.layer and m.layer.ours for m in layers))
 
 
 def _documents(out: _Differences, first: Judged, second: Judged) -> None:
@@ -61,7 +65,7 @@ def _documents(out: _Differences, first: Judged, second: Judged) -> None:
 
     They may differ only where they name the manifest and the layer blobs, which were checked.
     """
-    for name in ("oci-layout", "index.json", "manifest.json"):
+    for name in _DOCUMENTS:
         one, two = (_comparable(name, j.contents.members.get(name)) for j in (first, second))
         if one is not None and two is not None:
             out.check(name, json.dumps(one, sort_keys=True), json.dumps(two, sort_keys=True))
