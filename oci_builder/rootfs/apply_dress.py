@@ -105,7 +105,9 @@ class Dresser:
 
     def _own(self, fd: int, entry: TarEntry) -> None:
         if not self._who.chowns:
-            self._notes.add("entry.owner", entry.name)
+            # Parents that no entry describes belong to whoever makes them.
+            if entry.raw_name:
+                self._notes.add("entry.owner", entry.name)
             return
         try:
             os.fchown(fd, entry.uid, entry.gid)
