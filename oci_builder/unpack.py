@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from oci_builder.model.digest import Digest
-from oci_builder.model.errors import FormatError, IntegrityError, disk_error
+from oci_builder.model.errors import FormatError, IntegrityError, OciBuilderError, disk_error
 from oci_builder.model.events import Emit, Event, silent
 from oci_builder.model.limits import DEFAULT_LIMITS, Limits
 from oci_builder.model.report import Finding
@@ -129,34 +129,55 @@ def _apply(tree: RootTree, layer: WantedLayer, chunks: Chunks, options: UnpackOp
             "media.compression", f"{where}: declared as {layer.compression}, the bytes are {compression}", where=where,
             expected=layer.compression, actual=compression,
         )  # fmt: skip
-    blob: VerifiedReader | Chunks = _chain(head, chunks)
+    source = _Source(head, chunks)
+    blob: Iterable[bytes | memoryview] = source
     if layer.digest is not None and layer.size is not None:
-        blob = VerifiedReader(blob, layer.digest, layer.size, where)
+        blob = VerifiedReader(source, layer.digest, layer.size, where)
     tar = _Hashed()
-    try:
-        with ExitStack() as threads:
-
-            def ahead(stream: Any) -> Any:
-                return threads.enter_context(Ahead(stream)) if options.threads > 1 else stream
-
-            how = Options(options.limits, where, options.threads, options.strict, tree.notes.add)
-            decoded = ahead(tar.hash(decode_chunks(ahead(blob), compression, how)))
-            tree.apply(
-                TarReader(decoded, limits=options.limits, where=where, strict=options.strict, warn=tree.notes.add)
-            )
-    except FormatError:
-        # Bytes that are not the layer's explain whatever else is wrong with them.
-        if isinstance(blob, VerifiedReader):
-            blob.close()
-        raise
-    if isinstance(blob, VerifiedReader):
-        blob.close()
+    how = Options(options.limits, where, options.threads, options.strict, tree.notes.add)
+    with _ahead(blob, options) as verified:
+        try:
+            with _ahead(tar.hash(decode_chunks(verified, compression, how)), options) as decoded:
+                tree.apply(
+                    TarReader(decoded, limits=options.limits, where=where, strict=options.strict, warn=tree.notes.add)
+                )
+        except FormatError:
+            # That the bytes are not the layer's explains whatever else is wrong with them.
+            if not source.broken:
+                _drain(verified)
+            raise
+        _drain(verified)
     tar.require(layer.diff_id, where)
 
 
-def _chain(head: bytes | memoryview, rest: Chunks) -> Chunks:
-    yield head
-    yield from rest
+def _ahead(
+    stream: Iterable[bytes | memoryview], options: UnpackOptions
+) -> AbstractContextManager[Iterable[bytes | memoryview]]:
+    return Ahead(stream) if options.threads > 1 else nullcontext(stream)
+
+
+def _drain(stream: Iterable[bytes | memoryview]) -> None:
+    for _ in stream:
+        pass
+
+
+class _Source:
+    """A blob's bytes; ``broken`` says that it was the reading of them that failed."""
+
+    def __init__(self, head: bytes | memoryview, rest: Chunks) -> None:
+        self._head: bytes | memoryview = head
+        self._rest = rest
+        self.broken = False
+
+    def __iter__(self) -> Chunks:
+        head, self._head = self._head, b""
+        if len(head):
+            yield head
+        try:
+            yield from self._rest
+        except OciBuilderError:
+            self.broken = True
+            raise
 
 
 class _Hashed:
