@@ -1,4 +1,6 @@
-"""Debian 12's own clients read, name and run what we build (Docker 20.10, podman 4.3, buildah 1.28, skopeo 1.9, umoci 0.4).
+"""Debian 12's own clients read, name and run what we build.
+
+Docker 20.10, podman 4.3, buildah 1.28, skopeo 1.9, umoci 0.4.
 
 Field reports of groups A and B: no client may need a flag, a conversion or a second look to accept an archive.
 """
@@ -64,9 +66,7 @@ def test_skopeo_sees_the_manifest_that_we_wrote(debian: Programs, runnable: Buil
     assert "sha256:" + hashlib.sha256(config.encode()).hexdigest() == runnable.container["config"]["digest"]
 
 
-def test_skopeo_copies_both_archives(
-    debian: Programs, runnable: Built, plain_docker: Path, tmp_path: Path
-) -> None:
+def test_skopeo_copies_both_archives(debian: Programs, runnable: Built, plain_docker: Path, tmp_path: Path) -> None:
     """The copies hold our layers: skopeo verifies each blob on the way. It reads no gzip around an archive."""
     need("skopeo")
     debian.run("skopeo", "copy", f"oci-archive:{runnable.oci}", f"dir:{tmp_path}/oci")
@@ -107,9 +107,7 @@ def test_umoci_unpacks_the_tree_that_we_unpack(debian: Programs, runnable: Built
 
 
 @pytest.mark.parametrize("archive", ["oci", "docker"])
-def test_podman_loads_names_and_runs_it(
-    debian: Programs, runnable: Built, plain_docker: Path, archive: str
-) -> None:
+def test_podman_loads_names_and_runs_it(debian: Programs, runnable: Built, plain_docker: Path, archive: str) -> None:
     need("podman", "runc")
     with podman_storage(debian) as storage:
         podman = ("podman", *storage)
