@@ -72,16 +72,18 @@ class Session:
     def timed(self, name: str, command: Sequence[str], **options: Any) -> int:
         """Run a command, note its seconds and status in the summary, and return the status."""
         self.say("$ " + " ".join(command))
-        started, before = time.monotonic(), os.times()
+        started = time.monotonic()
         with (self.out / "log.txt").open("a") as log:
-            status = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, **options).returncode
-        after = os.times()
-        cpu = after.children_user + after.children_system - before.children_user - before.children_system
+            process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, **options)
+            _, ended, usage = os.wait4(process.pid, 0)
+            status = process.returncode = os.waitstatus_to_exitcode(ended)
+        cpu = usage.ru_utime + usage.ru_stime
         seconds = round(time.monotonic() - started, 2)
         self.summary.setdefault("steps", {})[name] = {
             "status": status,
             "seconds": seconds,
             "cpu_seconds": round(cpu, 2),
+            "peak_mib": usage.ru_maxrss >> 10,
         }
         self.say(f"{name}: status {status}, {seconds} s, {cpu:.1f} s of CPU")
         self.save("summary.json", self.summary)

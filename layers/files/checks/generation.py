@@ -86,7 +86,8 @@ def compare(result: Result, mode: str, generated: Sequence[dict[str, Any]], scor
 
 def metric(left: Sequence[float], right: Sequence[float]) -> tuple[float, float]:
     """mean(exp|d|) and max|d|; infinite where a value is not a number."""
-    distances = [abs(a - b) if math.isfinite(a) and math.isfinite(b) else math.inf for a, b in zip(left, right, strict=True)]
+    differences = [abs(a - b) for a, b in zip(left, right, strict=True)]
+    distances = [d if math.isfinite(d) else math.inf for d in differences]
     return sum(math.exp(min(d, 700.0)) for d in distances) / len(distances), max(distances)
 
 

@@ -1,0 +1,759 @@
+#!/usr/bin/env bash
+# Install the portable runtime archive on this host, or check the installation that is there.
+#
+#   ensure_runtime.sh <URL or file> <sha256> [prefix]
+#
+# Needs Bash 4, Python 3.10 or later, and for a URL curl; nothing is installed, no root is needed. The prefix defaults to
+# NRL_RUNTIME_PREFIX, then to ~/.local/share/nemo-rl-v070-b200. Everything happens beside the prefix and appears there by
+# one rename; any number of these may run at once. On success nothing but the prefix is left.
+#
+#   PROXY               for a URL: the proxy that alone is used (http://host:port); only Hugging Face is asked
+#   HF_TOKEN            optional; sent to huggingface.co only, never to where it redirects
+#   NRL_RECHECK=quick   check an installation by sizes and modes only, do not read its files
+#   NRL_LOCK_TIMEOUT    seconds to wait for another installation (3600)
+#   NRL_JOBS            threads (all cores)
+#
+# Exit status: 0 installed or intact · 2 wrong arguments or host · 3 wrong bytes (archive or installation) · 4 refused
+# address or archive entry · 5 network or disk · 6 something else is at the prefix.
+set -uo pipefail
+umask 022
+unset CDPATH
+
+PYTHON=${NRL_PYTHON:-python3}
+RETRIES=${NRL_RETRIES:-8}
+
+say() { printf 'ensure_runtime: %s\n' "$*" >&2; }
+die() { # status code message
+  printf 'ensure_runtime: error [%s]: %s\n' "$2" "$3" >&2
+  exit "$1"
+}
+
+helper() { "$PYTHON" -I -B -c "$HELPER" "$@"; }
+
+main() {
+  if [ "$#" -lt 2 ] || [ "$#" -gt 3 ]; then
+    die 2 install.usage 'usage: ensure_runtime.sh <URL or file> <sha256> [prefix]'
+  fi
+  local source=$1 sha=${2#sha256:} prefix=${3:-${NRL_RUNTIME_PREFIX:-${HOME:-}/.local/share/nemo-rl-v070-b200}}
+  [[ $sha =~ ^[0-9a-fA-F]{64}$ ]] || die 2 install.usage "not a SHA-256 (64 hex digits): $sha"
+  sha=${sha,,}
+  need "$PYTHON" env
+  "$PYTHON" -I -c 'import sys; sys.exit(sys.version_info < (3, 10))' || die 2 install.host "$PYTHON is older than 3.10"
+  prefix=$(helper prefix "$prefix") || exit
+  helper host || exit
+  local parent=${prefix%/*} name=${prefix##*/}
+  mkdir -p -- "${parent:-/}" || die 5 io.error "cannot make $parent"
+  BESIDE="$parent/.$name"
+  lock "$prefix" || exit
+  trap 'rm -f -- "$BESIDE.lock"' EXIT
+  trap 'exit 130' INT
+  trap 'exit 143' TERM
+  local state
+  state=$(helper state "$prefix" "$sha") || exit
+  if [ "$state" = same ]; then
+    helper recheck "$prefix" || exit
+    say "$prefix is intact"
+    printf '%s\n' "$prefix"
+    return 0
+  fi
+  local archive=$source part=''
+  case $source in
+    *://*) part="$BESIDE.download-${sha:0:16}"; download "$source" "$sha" "$part"; archive=$part ;;
+    *) [ -f "$source" ] || die 2 install.source "there is no file $source"
+       helper digest "$source" "$sha" || exit ;;
+  esac
+  helper install "$archive" "$sha" "$prefix" || exit
+  [ -z "$part" ] || rm -f -- "$part"
+  say "installed in $prefix"
+  printf '%s\n' "$prefix"
+}
+
+need() {
+  local program
+  for program in "$@"; do
+    command -v -- "$program" >/dev/null || die 2 install.host "this host has no $program"
+  done
+}
+
+# A lock file that is removed afterwards: whoever gets the lock on a removed file takes the new one.
+lock() {
+  local status
+  while :; do
+    exec 9>>"$BESIDE.lock" || die 5 io.readonly "cannot write beside $1"
+    helper lock "$BESIDE.lock"
+    status=$?
+    [ "$status" = 75 ] || return "$status"
+  done
+}
+
+# The hub, and where it keeps what it redirects to.
+allowed() {
+  local host=${1#https://}
+  [ "$host" != "$1" ] || return 1
+  host=${host%%[/?#]*}
+  case $host in
+    *@* | *:*) return 1 ;;
+    huggingface.co | *.huggingface.co | *.hf.co) return 0 ;;
+  esac
+  return 1
+}
+
+download() { # url sha part
+  local url=$1 sha=$2 part=$3 attempt
+  need curl
+  allowed "$url" && [[ $url == https://huggingface.co/* ]] ||
+    die 4 install.host_refused "only https://huggingface.co/ is downloaded from, not ${url%%\?*}"
+  [ -n "${PROXY:-}" ] || die 2 install.proxy 'set PROXY: a download goes through an explicit proxy only'
+  for ((attempt = 1; attempt <= RETRIES; attempt++)); do
+    # Every attempt begins at the hub: a signed link may have expired.
+    if resolve "$url" && helper space "$part" "$LENGTH" && fetch "$part"; then
+      if helper digest "$part" "$sha"; then return 0; fi
+      [ "$FRESH" = yes ] && exit 3
+      # It was continued: the beginning may be another file's. Once more from nothing.
+      rm -f -- "$part"
+      continue
+    fi
+    [ "$FATAL" = 0 ] || exit "$FATAL"
+    say "download attempt $attempt of $RETRIES failed"
+    sleep "$((attempt < 10 ? attempt * ${NRL_RETRY_SECONDS:-2} : 20))"
+  done
+  die 5 http.download "no download after $RETRIES attempts; what came is kept in $part and continued next time"
+}
+
+# curl with nothing from the user's files or environment; secrets come on standard input, not in the arguments.
+ask() { # url arguments…
+  local url=$1 quote='"'
+  shift
+  {
+    printf 'proxy = "%s"\n' "${PROXY//$quote/}"
+    if [ -n "${HF_TOKEN:-}" ] && [[ $url == https://huggingface.co/* ]]; then
+      printf 'header = "Authorization: Bearer %s"\n' "${HF_TOKEN//$quote/}"
+    fi
+    printf 'url = "%s"\n' "${url//$quote/%22}"
+  } | curl -q --silent --show-error --noproxy '' --proto '=https' --connect-timeout 30 --globoff -K - "$@" 9>&-
+}
+
+# Follow redirects one by one, each checked; sets TARGET and LENGTH. FATAL ends the attempts.
+resolve() {
+  local url=$1 hop answer code next
+  FATAL=0
+  for ((hop = 0; hop < 6; hop++)); do
+    answer=$(ask "$url" --head --max-time 120 --output /dev/null \
+      --write-out '%{http_code} %header{content-length} %{redirect_url}') || return 1
+    read -r code LENGTH next <<<"$answer"
+    [[ $LENGTH =~ ^[0-9]+$ ]] || { next="$LENGTH $next"; next=${next# }; next=${next% }; LENGTH=0; }
+    case $code in
+      200) TARGET=$url; return 0 ;;
+      30[12378])
+        allowed "$next" || { FATAL=4; say "error [install.host_refused]: redirected to ${next%%\?*}, which is not Hugging Face"; return 1; }
+        url=$next ;;
+      401 | 403 | 404 | 410) [ "$hop" -gt 0 ] || FATAL=5; say "error [http.status]: $code for ${url%%\?*}"; return 1 ;;
+      *) say "status $code for ${url%%\?*}"; return 1 ;;
+    esac
+  done
+  FATAL=4
+  say 'error [install.host_refused]: too many redirects'
+  return 1
+}
+
+fetch() { # part; FRESH says whether all of it came in one go
+  local part=$1 have=0 status
+  [ ! -f "$part" ] || have=$(helper size "$part")
+  FRESH=yes
+  if [ "$LENGTH" -gt 0 ] && [ "$have" -eq "$LENGTH" ]; then FRESH=no; return 0; fi
+  if [ "$LENGTH" -gt 0 ] && [ "$have" -gt "$LENGTH" ]; then rm -f -- "$part"; have=0; fi
+  [ "$have" -eq 0 ] || { FRESH=no; say "continuing at $have bytes"; }
+  ask "$TARGET" --fail --speed-limit 1000 --speed-time 60 --continue-at "$have" --output "$part"
+  status=$?
+  case $status in
+    0) [ "$LENGTH" -eq 0 ] || [ "$(helper size "$part")" -eq "$LENGTH" ] ;;
+    23) FATAL=5; say 'error [io.space]: cannot write the download'; return 1 ;;
+    33 | 36) say 'the server cannot continue; starting again'; rm -f -- "$part"; return 1 ;;
+    *) return 1 ;;
+  esac
+}
+
+# shellcheck disable=SC2016
+read -r -d '' HELPER <<'PYTHON'
+import concurrent.futures, errno, fcntl, gzip, hashlib, json, os, platform, re, shutil, stat, subprocess, sys, time, zlib
+
+RECORD, FILES = "installed.json", "files.json.gz"
+OWN = ".nrl-install"
+JOBS = max(1, int(os.environ.get("NRL_JOBS") or len(os.sched_getaffinity(0))))
+# Written at run time inside the prefix: bytecode, and what upstream patches in vLLM with a lock beside it.
+VOLATILE = re.compile(
+    r"(^|/)__pycache__(/|$)|\.patch_lock$|/vllm/v1/executor/ray_executor\.py$"
+    r"|/vllm/model_executor/models/llama_eagle3\.py$|/vllm/.*hermes_tool_parser\.py$"
+    r"|/transformer_engine/pytorch/triton/permutation\.py$")
+
+
+class Stop(Exception):
+    def __init__(self, status, code, message):
+        super().__init__(message)
+        self.status, self.code = status, code
+
+
+def say(text):
+    print(f"ensure_runtime: {text}", file=sys.stderr, flush=True)
+
+
+def show(name):
+    return ascii(os.fsdecode(name))
+
+
+# ---- arguments and host
+
+def prefix(text):
+    place = os.path.abspath(text)
+    if text != text.strip() or not re.fullmatch(r"/[A-Za-z0-9._/+@=-]+", place):
+        raise Stop(2, "install.prefix", f"prefix {show(place)}: only letters, digits and ._/+@=- work (Ray starts "
+                   "workers through a shell without quoting); choose another")
+    if len(place) > 200 or place.count("/") < 2:
+        raise Stop(2, "install.prefix", f"prefix {show(place)}: needs a folder below the root, 200 bytes at most")
+    print(place)
+
+
+def host():
+    if sys.platform != "linux" or platform.machine() != "x86_64":
+        raise Stop(2, "install.host", f"Linux x86_64 is needed, this is {sys.platform} {platform.machine()}")
+    try:
+        libc = os.confstr("CS_GNU_LIBC_VERSION") or ""
+    except (OSError, ValueError):
+        libc = ""
+    found = re.match(r"glibc (\d+)\.(\d+)", libc)
+    if not found or (int(found[1]), int(found[2])) < (2, 35):
+        raise Stop(2, "install.host", f"glibc 2.35 or later is needed (Ubuntu 22.04 has it), this host has {libc or 'another'}")
+
+
+# ---- lock, state, space
+
+def lock(path):
+    limit = time.monotonic() + float(os.environ.get("NRL_LOCK_TIMEOUT") or 3600)
+    told = False
+    while True:
+        try:
+            fcntl.flock(9, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except OSError as error:
+            if error.errno not in (errno.EAGAIN, errno.EACCES, errno.EINTR):
+                say(f"this file system has no locks ({error.strerror}); the final rename decides")
+                return 0
+        if not told:
+            told = True
+            say("waiting for another installation")
+        if time.monotonic() > limit:
+            raise Stop(5, "install.lock", f"another installation holds {show(path)} for too long")
+        time.sleep(0.1)
+    try:
+        there = os.stat(path)
+    except FileNotFoundError:
+        return 75
+    mine = os.fstat(9)
+    return 0 if (there.st_dev, there.st_ino) == (mine.st_dev, mine.st_ino) else 75
+
+
+def record(place):
+    try:
+        with open(os.path.join(place, OWN, RECORD), "rb") as file:
+            found = json.load(file)
+        return found if isinstance(found, dict) else None
+    except (OSError, ValueError):
+        return None
+
+
+def state(place, sha):
+    if not os.path.lexists(place):
+        answer = "absent"
+    elif os.path.islink(place) or not os.path.isdir(place):
+        raise Stop(6, "install.differs", f"{place} is there and is not a folder; it was left alone")
+    elif not os.listdir(place):
+        answer = "absent"
+    else:
+        found = record(place)
+        if found is None:
+            raise Stop(6, "install.differs", f"{place} holds something that this script did not install; it was left "
+                       "alone. Choose another prefix, or move it away")
+        if found.get("sha256") != sha:
+            raise Stop(6, "install.differs", f"{place} holds another archive (sha256 {found.get('sha256')}); it was left "
+                       "alone. Choose another prefix, or remove it")
+        answer = "same"
+    print(answer)
+
+
+def free_space(path, needed, what):
+    folder = os.path.dirname(os.path.abspath(path))
+    found = os.statvfs(folder)
+    free = found.f_bavail * found.f_frsize
+    if free < needed:
+        raise Stop(5, "io.space", f"{what} needs {needed} bytes in {folder}, {free} are free")
+    if found.f_files and found.f_favail < 1000:
+        raise Stop(5, "io.space", f"{folder} has {found.f_favail} inodes left")
+
+
+def space(part, length):
+    have = os.path.getsize(part) if os.path.exists(part) else 0
+    # What is unpacked later is larger than the archive; its real size is known once the archive is here.
+    free_space(part, 2 * int(length) - have, "the download, unpacked,")
+
+
+def digest(path, sha):
+    value = hashlib.sha256()
+    with open(path, "rb", buffering=0) as file:
+        while block := file.read(4 << 20):
+            value.update(block)
+    if value.hexdigest() != sha:
+        raise Stop(3, "blob.digest", f"{path} has sha256 {value.hexdigest()}, expected {sha}; nothing was unpacked")
+
+
+# ---- gzip: members that say how long they are are unpacked by several threads, anything else by one
+
+def member_length(head):
+    """Length in the gzip extra field OB, a hint; 0 when there is none."""
+    if len(head) < 20 or head[:4] != b"\x1f\x8b\x08\x04":
+        return 0
+    at, end = 12, 12 + int.from_bytes(head[10:12], "little")
+    while at + 4 <= min(end, len(head)):
+        size = int.from_bytes(head[at + 2:at + 4], "little")
+        if head[at:at + 2] == b"OB" and size == 4:
+            return int.from_bytes(head[at + 4:at + 8], "little")
+        at += 4 + size
+    return 0
+
+
+def inflate(data):
+    engine = zlib.decompressobj(31)
+    out = engine.decompress(data)
+    return out if engine.eof and not engine.unused_data else None
+
+
+def parallel(file):
+    """Uncompressed blocks in order. Stops in front of a member without a (true) length; then the file stands there."""
+    size = os.fstat(file.fileno()).st_size
+    with concurrent.futures.ThreadPoolExecutor(JOBS) as pool:
+        waiting, at, more = [], file.tell(), True
+        while more or waiting:
+            while more and len(waiting) < 3 * JOBS:
+                head = os.pread(file.fileno(), 64, at)
+                length = member_length(head)
+                more = 0 < length <= min(64 << 20, size - at)
+                if more:
+                    waiting.append((at, pool.submit(lambda a, n: inflate(os.pread(file.fileno(), n, a)), at, length)))
+                    at += length
+            if not waiting:
+                break
+            start, work = waiting.pop(0)
+            try:
+                block = work.result()
+            except zlib.error as error:
+                raise Stop(3, "gzip.data", f"bad gzip data at byte {start}: {error}") from None
+            if block is None:
+                file.seek(start)
+                return
+            yield block
+        file.seek(at)
+
+
+def serial(file):
+    engine = None
+    while data := file.read(1 << 20):
+        while data:
+            engine = engine or zlib.decompressobj(31)
+            try:
+                out = engine.decompress(data, 4 << 20)
+            except zlib.error as error:
+                raise Stop(3, "gzip.data", f"bad gzip data: {error}") from None
+            data = engine.unconsumed_tail or engine.unused_data
+            if engine.eof:
+                engine = None
+            yield out
+    if engine is not None:
+        raise Stop(3, "gzip.truncated", "the archive ends in the middle of gzip data")
+
+
+def blocks(file):
+    yield from parallel(file)
+    yield from serial(file)
+
+
+def unpacked_size(file, size):
+    """Bytes that the archive gives, exact when every member says its length; else a guess."""
+    at = total = 0
+    while at < size:
+        length = member_length(os.pread(file.fileno(), 64, at))
+        if not 0 < length <= size - at:
+            return max(total, 3 * size)
+        at += length
+        total += int.from_bytes(os.pread(file.fileno(), 4, at - 4), "little")
+    return total
+
+
+# ---- tar: ustar, PAX and GNU long names; no devices, no sparse files
+
+class Source:
+    def __init__(self, chunks):
+        self.chunks, self.left, self.at = iter(chunks), memoryview(b""), 0
+
+    def some(self, limit):
+        while not self.left:
+            block = next(self.chunks, None)
+            if block is None:
+                raise Stop(3, "tar.truncated", f"the archive ends at byte {self.at} of the tar")
+            self.left = memoryview(block)
+        part, self.left = self.left[:limit], self.left[limit:]
+        self.at += len(part)
+        return part
+
+    def exact(self, count):
+        first = self.some(count)
+        if len(first) == count:
+            return bytes(first)
+        out = bytearray(first)
+        while len(out) < count:
+            out += self.some(count - len(out))
+        return bytes(out)
+
+    def data(self, size):
+        left = size
+        while left:
+            part = self.some(left)
+            left -= len(part)
+            yield part
+        if size % 512:
+            self.exact(512 - size % 512)
+
+    def rest_is_zero(self):
+        zero = bytes(1 << 16)
+        for block in (self.left, *self.chunks):
+            for at in range(0, len(block), len(zero)):
+                part = block[at:at + len(zero)]
+                if part != zero[:len(part)]:
+                    raise Stop(3, "tar.trailing", "data follows the end of the archive")
+
+
+def number(field, where):
+    if field[0] & 0x80:
+        value = int.from_bytes(bytes([field[0] & 0x7F]) + field[1:], "big")
+        if field[0] & 0x40:
+            raise Stop(3, "tar.size", f"negative number in the header at byte {where}")
+        return value
+    text = field.strip(b" \0")
+    if not re.fullmatch(rb"[0-7]*", text):
+        raise Stop(3, "tar.header", f"not a number in the header at byte {where}")
+    return int(text or b"0", 8)
+
+
+def pax(data, where):
+    out, at = {}, 0
+    while at < len(data):
+        found = re.match(rb"([1-9][0-9]{0,9}) ([^=\0]+)=", data[at:at + 400])
+        end = at + int(found[1]) if found else 0
+        if not found or end > len(data) or data[end - 1:end] != b"\n" or end <= at + found.end():
+            raise Stop(3, "tar.pax", f"bad PAX record before byte {where}")
+        out[found[2]] = data[at + found.end():end - 1]
+        at = end
+    return out
+
+
+def entries(source):
+    """(name, type, size, mode, mtime, link) of each entry; the caller reads its data before it goes on."""
+    extra = {}
+    while True:
+        where = source.at
+        head = source.exact(512)
+        if head == bytes(512):
+            if source.exact(512) != bytes(512):
+                raise Stop(3, "tar.trailing", "a lone zero block")
+            source.rest_is_zero()
+            return
+        if sum(head) - sum(head[148:156]) + 256 != number(head[148:156], where):
+            raise Stop(3, "tar.checksum", f"wrong checksum of the header at byte {where}")
+        kind, size = head[156:157], number(head[124:136], where)
+        if kind in (b"x", b"g", b"L", b"K"):
+            if size > 1 << 20:
+                raise Stop(3, "tar.header", f"an extended header of {size} bytes at byte {where}")
+            data = b"".join(source.data(size))
+            if kind == b"x":
+                extra.update(pax(data, where))
+            elif kind != b"g":
+                extra[b"path" if kind == b"L" else b"linkpath"] = data.rstrip(b"\0")
+            continue
+        name = head[:100].split(b"\0")[0]
+        if head[257:263] == b"ustar\0" and head[345]:
+            name = head[345:500].split(b"\0")[0] + b"/" + name
+        if any(key.startswith(b"GNU.sparse") for key in extra):
+            raise Stop(4, "entry.sparse", f"{show(name)}: sparse entries are refused")
+        name = extra.get(b"path", name)
+        link = extra.get(b"linkpath", head[157:257].split(b"\0")[0])
+        size = int(extra.get(b"size", size))
+        when = float(extra[b"mtime"]) if b"mtime" in extra else number(head[136:148], where)
+        extra = {}
+        yield name, kind, size, number(head[100:108], where) & 0o777, when, link
+
+
+# ---- unpacking
+
+class Unpacker:
+    def __init__(self, root):
+        self.root, self.folders, self.links = os.fsencode(root), {b"": (0o755, 0)}, set()
+        self.listed, self.files = {}, 0
+
+    def clean(self, raw):
+        parts = [part for part in raw.split(b"/") if part not in (b"", b".")]
+        if b".." in parts or b"\0" in raw:
+            raise Stop(4, "path.escape", f"{show(raw)} leaves the archive")
+        return b"/".join(parts)
+
+    def parent(self, name):
+        above = name.rpartition(b"/")[0]
+        if above not in self.folders:
+            self.folder(above, 0o755, 0)
+        return name
+
+    def folder(self, name, mode, when):
+        path, known = self.root, b""
+        for part in name.split(b"/") if name else ():
+            known = known + b"/" + part if known else part
+            if known in self.links or known in self.listed:
+                raise Stop(4, "path.symlink", f"{show(name)} leads through {show(known)}, which is not a folder")
+            path = self.root + b"/" + known
+            if known not in self.folders:
+                os.mkdir(path, 0o755)
+                self.folders[known] = (0o755, 0)
+        self.folders[name] = (mode, when)
+
+    def fresh(self, name):
+        if name in self.listed or name in self.links or name in self.folders:
+            raise Stop(3, "tar.duplicate", f"{show(name)} stands twice in the archive")
+        return self.root + b"/" + self.parent(name)
+
+    def add(self, source, name, kind, size, mode, when, link):
+        name = self.clean(name)
+        if kind == b"5":
+            self.folder(name, mode, when)
+        elif kind in (b"0", b"\0", b"7"):
+            self.write(self.fresh(name), name, source.data(size), size, mode, when)
+        elif kind == b"2":
+            os.symlink(link, self.fresh(name))
+            self.links.add(name)
+            self.listed[name] = ["l", os.fsdecode(link)]
+        elif kind == b"1":
+            target = self.clean(link)
+            if self.listed.get(target, "l")[0] != "f":
+                raise Stop(3, "tar.link", f"{show(name)} is a hard link to {show(target)}, which is not there")
+            try:
+                os.link(self.root + b"/" + target, self.fresh(name))
+            except OSError as error:
+                if error.errno not in (errno.EMLINK, errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP):
+                    raise
+                shutil.copy2(self.root + b"/" + target, self.root + b"/" + name)
+            self.listed[name] = self.listed[target]
+            self.files += 1
+        else:
+            raise Stop(4, "entry.type", f"{show(name)}: entries of type {show(kind)} are refused")
+
+    def write(self, path, name, data, size, mode, when):
+        value = hashlib.sha256()
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        try:
+            for part in data:
+                value.update(part)
+                while part:
+                    part = part[os.write(fd, part):]
+            os.fchmod(fd, mode)
+            os.utime(fd, (when, when))
+        finally:
+            os.close(fd)
+        self.listed[name] = ["f", size, mode, value.hexdigest()]
+        self.files += 1
+
+    def finish(self):
+        for name, (mode, when) in sorted(self.folders.items(), reverse=True):
+            path = self.root + b"/" + name
+            if when:
+                os.utime(path, (when, when))
+            os.chmod(path, mode)
+
+
+def runtime_root(staging):
+    """Where the archive's prefix lies: down from the top while there is one folder and nothing else."""
+    place = staging
+    while not os.path.isdir(os.path.join(place, "envs")):
+        inside = os.listdir(place)
+        below = os.path.join(place, inside[0]) if len(inside) == 1 else ""
+        if not below or os.path.islink(below) or not os.path.isdir(below):
+            raise Stop(3, "install.archive", "this archive holds no runtime: no folder envs/ in it")
+        place = below
+    return place
+
+
+def interpreters(root):
+    """Every environment's Python must start from where it is now."""
+    envs = os.path.join(root, "envs")
+    for tier in sorted(os.listdir(envs)):
+        python = os.path.join(envs, tier, "bin", "python")
+        if not os.path.lexists(python):
+            continue
+        clean = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "LD_", "VIRTUAL_ENV"))}
+        try:
+            done = subprocess.run([python, "-I", "-B", "-c", "import sys, encodings; print(sys.prefix)"], env=clean,
+                                  capture_output=True, text=True, timeout=120, close_fds=True)
+            wrong = done.returncode and done.stderr.strip()[-300:] or ""
+        except (OSError, subprocess.TimeoutExpired) as error:
+            wrong = str(error)
+        if wrong:
+            raise Stop(3, "install.interpreter", f"the interpreter of {tier} does not start: {wrong}")
+
+
+def install(archive, sha, place):
+    parent, name = os.path.split(place)
+    staging = os.path.join(parent, f".{name}.staging-{os.uname().nodename}-{os.getpid()}")
+    for old in os.listdir(parent):
+        if old == f".{name}.failed":
+            say(f"removing what an earlier failure left: {os.path.join(parent, old)}")
+            remove(os.path.join(parent, old))
+    try:
+        with open(archive, "rb", buffering=0) as file:
+            before = os.fstat(file.fileno())
+            free_space(staging, unpacked_size(file, before.st_size) + (16 << 20), "unpacking")
+            os.mkdir(staging, 0o755)
+            unpacker = Unpacker(staging)
+            for entry in entries(source := Source(blocks(file))):
+                unpacker.add(source, *entry)
+            after = os.fstat(file.fileno())
+            if (before.st_size, before.st_mtime_ns, before.st_ctime_ns) != (after.st_size, after.st_mtime_ns, after.st_ctime_ns):
+                raise Stop(3, "archive.changed", f"{archive} was written to meanwhile")
+        root = runtime_root(staging)
+        interpreters(root)
+        write_records(root, staging, unpacker, sha, before.st_size, place)
+        unpacker.finish()
+        publish(root, place, sha)
+    except BaseException:
+        keep_failed(staging, os.path.join(parent, f".{name}.failed"))
+        raise
+    remove(staging)
+
+
+def write_records(root, staging, unpacker, sha, size, place):
+    strip = os.fsencode(os.path.relpath(root, staging)) + b"/"
+    strip = b"" if strip == b"./" else strip
+    own = os.path.join(root, OWN)
+    os.mkdir(own, 0o755)
+    listed = {os.fsdecode(name[len(strip):]): value for name, value in unpacker.listed.items() if name.startswith(strip)}
+    with gzip.GzipFile(os.path.join(own, FILES), "wb", 1, mtime=0) as file:
+        file.write(json.dumps(listed, separators=(",", ":"), sort_keys=True).encode())
+    with open(os.path.join(own, FILES), "rb") as file:
+        check = hashlib.sha256(file.read()).hexdigest()
+        os.fsync(file.fileno())
+    found = {"schema": 1, "sha256": sha, "size": size, "files": unpacker.files, "prefix": place, "list_sha256": check,
+             "installed": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+    with open(os.path.join(own, RECORD), "w") as file:
+        json.dump(found, file, indent=1, sort_keys=True)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def publish(root, place, sha):
+    # The marker goes with the tree: both appear by one rename. Another start may have been faster.
+    mode = stat.S_IMODE(os.stat(root).st_mode)
+    os.chmod(root, mode | 0o700)
+    try:
+        os.rename(root, place)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        found = record(place)
+        if found is None or found.get("sha256") != sha:
+            raise Stop(6, "install.differs", f"something else appeared at {place} meanwhile; it was left alone") from None
+        say("another start was faster; its installation is kept")
+    os.chmod(place, mode)
+    fd = os.open(os.path.dirname(place), os.O_RDONLY)
+    os.fsync(fd)
+    os.close(fd)
+
+
+def remove(place):
+    def again(function, path, _error):
+        os.chmod(os.path.dirname(path), 0o700)
+        os.chmod(path, 0o700) if os.path.isdir(path) and not os.path.islink(path) else None
+        shutil.rmtree(path) if function is not os.unlink else function(path)
+    if os.path.lexists(place):
+        shutil.rmtree(place, onerror=again)
+
+
+def keep_failed(staging, failed):
+    if os.path.isdir(staging):
+        try:
+            os.rename(staging, failed)
+        except OSError:
+            failed = staging
+        say(f"what was unpacked is kept in {failed}; the next start removes it")
+
+
+# ---- an installation that is there
+
+def same_file(place, name, want, quick):
+    path = os.path.join(os.fsencode(place), os.fsencode(name))
+    try:
+        found = os.lstat(path)
+        if want[0] == "l":
+            return stat.S_ISLNK(found.st_mode) and os.readlink(path) == os.fsencode(want[1])
+        if not stat.S_ISREG(found.st_mode) or found.st_size != want[1] or stat.S_IMODE(found.st_mode) != want[2]:
+            return False
+        if quick:
+            return True
+        value = hashlib.sha256()
+        with open(path, "rb", buffering=0) as file:
+            while block := file.read(1 << 20):
+                value.update(block)
+        return value.hexdigest() == want[3]
+    except OSError:
+        return False
+
+
+def recheck(place):
+    try:
+        with open(os.path.join(place, OWN, FILES), "rb") as file:
+            packed = file.read()
+        if hashlib.sha256(packed).hexdigest() != (record(place) or {}).get("list_sha256"):
+            raise ValueError("its list of files was changed")
+        listed = json.loads(gzip.decompress(packed))
+    except (OSError, ValueError, EOFError, zlib.error) as error:
+        raise Stop(3, "install.damaged", f"{place} cannot be checked: {error}; remove it and install again") from None
+    quick = os.environ.get("NRL_RECHECK") == "quick"
+    wanted = [(name, want) for name, want in listed.items() if not VOLATILE.search(name)]
+    with concurrent.futures.ThreadPoolExecutor(JOBS) as pool:
+        good = pool.map(lambda item: same_file(place, *item, quick), wanted, chunksize=1)
+        wrong = [name for (name, _), fine in zip(wanted, good) if not fine]
+    top = os.fsencode(place)
+    own = OWN.encode()
+    for folder, below, names in os.walk(top):
+        below[:] = [b for b in below if not (folder == top and b == own)]
+        for name in [*names, *(b for b in below if os.path.islink(os.path.join(folder, b)))]:
+            path = os.fsdecode(os.path.relpath(os.path.join(folder, name), top))
+            if path not in listed and not VOLATILE.search(path):
+                wrong.append(path)
+    if wrong:
+        few = ", ".join(show(name) for name in sorted(wrong)[:5])
+        raise Stop(3, "install.damaged", f"{place}: {len(wrong)} files are missing, changed or not from the archive: {few}. "
+                   "Nothing was repaired; remove it and install again")
+
+
+def run(command, *arguments):
+    commands = {"prefix": prefix, "host": host, "lock": lock, "state": state, "space": space, "digest": digest,
+                "install": install, "recheck": recheck, "size": lambda path: print(os.path.getsize(path))}
+    try:
+        return commands[command](*arguments) or 0
+    except Stop as stop:
+        print(f"ensure_runtime: error [{stop.code}]: {stop}", file=sys.stderr)
+        return stop.status
+    except OSError as error:
+        code = {errno.ENOSPC: "io.space", errno.EDQUOT: "io.space", errno.EROFS: "io.readonly",
+                errno.EACCES: "io.readonly", errno.EPERM: "io.readonly"}.get(error.errno, "io.error")
+        print(f"ensure_runtime: error [{code}]: {error}", file=sys.stderr)
+        return 5
+
+
+sys.exit(run(*sys.argv[1:]))
+PYTHON
+
+main "$@"
