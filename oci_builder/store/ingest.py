@@ -68,6 +68,10 @@ class Ingest:
         self.offset = 0
         self.present = False
 
+    def fileno(self) -> int:
+        """The partial file's descriptor, to read what was written."""
+        return self._fd
+
     def resume(self) -> None:
         """Take over what an earlier process wrote, hashing it again. A part that is too long is dropped."""
         size = os.fstat(self._fd).st_size

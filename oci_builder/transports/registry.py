@@ -40,7 +40,8 @@ _SYSTEM_TRUST = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bu
 
 _WITH_URL = re.compile(r"(?: with)? url: \S+")
 
-Body = Callable[[], Iterable[bytes | memoryview]]
+# Bytes, or an iterable of them with a length (else it would be sent in HTTP chunks).
+Body = Callable[[], bytes | Iterable[bytes]]
 
 
 class Response:

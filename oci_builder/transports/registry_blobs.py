@@ -15,6 +15,7 @@ from oci_builder.model.events import Emit, Event, silent
 from oci_builder.store.blobs import DirStore
 from oci_builder.store.ingest import Ingest
 from oci_builder.transports.registry import RegistryClient, Response
+from oci_builder.transports.registry_follow import Follower
 from oci_builder.transports.registry_pace import Pace
 
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19}|\*)\Z")
@@ -69,6 +70,8 @@ class _Download:
     descriptor: Descriptor
     emit: Emit
     stop: Stop
+    follow: bool
+    follower: Follower | None = None
     ranges: bool = True
     resumed: bool = False
     task: str = field(init=False)
@@ -78,18 +81,22 @@ class _Download:
 
 
 def fetch_blob(
-    client: RegistryClient, descriptor: Descriptor, store: DirStore, emit: Emit = silent, stop: Stop | None = None
-) -> None:
+    client: RegistryClient, descriptor: Descriptor, store: DirStore, emit: Emit = silent, stop: Stop | None = None,
+    *, follow: bool = False,
+) -> None:  # fmt: skip
     """Get one blob into the store. Idempotent; a partial one of an earlier process is continued.
 
     Success means that the bytes in the store have the descriptor's digest and size.
+
+    Args:
+        follow: a layer that will be proved: decompress it while it comes, and remember its diff_id.
 
     Raises:
         IntegrityError: ``blob.digest``, ``blob.size``: the server sends other bytes; nothing of them is kept.
         TransportError: ``http.*``, ``auth``, ``io.*``; what came so far is kept for the next run.
         PolicyError: ``http.redirect``.
     """
-    download = _Download(client, descriptor, emit, stop or Stop())
+    download = _Download(client, descriptor, emit, stop or Stop(), follow)
     emit(Event("start", download.task, total=descriptor.size))
     try:
         _into_store(download, store)
@@ -112,11 +119,22 @@ def _into_store(download: _Download, store: DirStore) -> None:
         if download.resumed:
             download.emit(Event("advance", download.task, ingest.offset))
         try:
-            _download(download, ingest)
-            ingest.commit()
+            if download.follow:
+                _followed(download, ingest, store)
+            else:
+                _download(download, ingest)
+                ingest.commit()
         except IntegrityError:
             ingest.truncate()
             raise
+
+
+def _followed(download: _Download, ingest: Ingest, store: DirStore) -> None:
+    with Follower(download.descriptor, ingest, download.client.options.limits) as follower:
+        download.follower = follower
+        _download(download, ingest)
+        ingest.commit()
+    follower.keep(store)
 
 
 def _download(download: _Download, ingest: Ingest) -> None:
@@ -209,6 +227,8 @@ def _begin_again(download: _Download, ingest: Ingest, why: str) -> None:
 
 def _copy(response: Response, skip: int, download: _Download, ingest: Ingest) -> None:
     pace = Pace(download.client.options.limits.blob_idle_seconds, str(download.descriptor.digest))
+    if download.follower:
+        download.follower.reached(ingest.offset)
     for data in response.chunks():
         download.stop.check()
         pace.count(len(data))
@@ -219,6 +239,8 @@ def _copy(response: Response, skip: int, download: _Download, ingest: Ingest) ->
                 ingest.write(part)
             except IntegrityError as error:
                 raise _encoded(error, response) from None
+            if download.follower:
+                download.follower.reached(ingest.offset)
             download.emit(Event("advance", download.task, len(part)))
 
 

@@ -160,7 +160,7 @@ def _fetch_layers(
 
         def job(layer: Descriptor = layer, diff_id: Digest | None = diff_id) -> None:
             stop.check()
-            fetch_blob(client, layer, store, emit, stop)
+            fetch_blob(client, layer, store, emit, stop, follow=diff_id is not None)
             if diff_id is not None:
                 prove_layer(layer, diff_id, store, limits, emit)
 
