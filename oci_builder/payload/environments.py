@@ -11,59 +11,69 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import sys
-from collections.abc import Iterator, Mapping
-from email.parser import BytesHeaderParser
+import stat
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from oci_builder.model.errors import SpecError, TransportError, disk_error, show
 from oci_builder.model.events import Emit, Event
 from oci_builder.model.jsontext import dump_json
 from oci_builder.model.spec import LockTier, RequirementsTier
+from oci_builder.payload.checkout import check_commit
+from oci_builder.payload.inventory import from_lock, from_requirements, inventory, normalize
+from oci_builder.payload.uv import UV_VERSION, Interpreter, Uv, find_interpreter, find_uv, probe_links
 
-UV_VERSION = "0.11.18"
 INVENTORY = "inventory.json"
-_FORMAT = 1
+_FORMAT = 2  # of the result: a number more when the same inputs give another environment
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-_DROPPED = ("uv_cache.json",)
+# uv's own notes, not part of a package: they hold times.
+_NOTES = ("uv_cache.json", "uv_build.json")
+_MODES = {False: 0o644, True: 0o755}
+
+
+@dataclass(frozen=True, slots=True)
+class _Recipe:
+    """How a tier is filled.
+
+    Attributes:
+        inputs: JSON-able value that stands for everything the result depends on, besides uv and the interpreter.
+        listed: what the list or the lock says of each package.
+        install: fills the environment at the path; the second path is a scratch folder.
+    """
+
+    inputs: Any
+    listed: Mapping[str, Mapping[str, Any]]
+    install: Callable[[Uv, Path, Path], None]
 
 
 def realize(name: str, tier: RequirementsTier | LockTier, folder: Path, work: Path, emit: Emit) -> Path:
     """The environment's folder; idempotent: the same inputs give the folder that stands there.
 
-    Beside it lies ``inventory.json``: every package with its version, and what was left out with the reason.
+    Beside it lies ``inventory.json``: every package, and what was left out with the reason.
 
     Raises:
         SpecError: ``spec.path`` (list, lock or interpreter), ``payload.uv`` (no uv, or another version),
-            ``payload.hardlinks`` (the file system has none), ``payload.omit`` (a package that is not there).
+            ``payload.hardlinks`` (the file system has none), ``payload.omit`` (a package that is not there),
+            ``payload.lock`` and ``payload.commit`` (a checkout that is not the pinned one).
+        IntegrityError: ``payload.hash`` when a package is not what the list says.
         TransportError: ``payload.install`` with uv's own words, ``io.*``.
     """
-    if isinstance(tier, LockTier):
-        raise SpecError(
-            "payload.project",
-            f"tiers.{name}: building from a project's lock needs the toolchain of docs/payload.md; export it to a "
-            "requirements list (uv export --frozen) and use requirements",
-            where=f"tiers.{name}",
-        )
-    source = folder / tier.requirements
-    try:
-        listed = source.read_text()
-    except OSError as error:
-        raise SpecError("spec.path", f"tiers.{name}: cannot read {show(str(source))}: {error.strerror}") from None
-    wanted = "".join(keep_packages(listed, tier.omit, f"tiers.{name}"))
-    uv = find_uv()
-    python = find_python(tier.python, uv, name)
-    key = hashlib.sha256(dump_json([_FORMAT, UV_VERSION, str(python), wanted, dict(tier.omit)])).hexdigest()[:20]
-    place = work / f"{name}-{key}"
-    if (place / INVENTORY).is_file():
-        return place / name
-    try:
-        work.mkdir(parents=True, exist_ok=True)
-        _probe_links(work)
-        _make(name, wanted, python, uv, place, tier.omit, emit)
-    except OSError as error:
-        raise disk_error(error, f"making the environment of tier {name}") from None
+    where = f"tiers.{name}"
+    recipe = _requirements(tier, folder, where) if isinstance(tier, RequirementsTier) else _lock(tier, folder, where)
+    uv = find_uv(work)
+    python = find_interpreter(tier.python, uv, f"{where}.python")
+    parts = [_FORMAT, UV_VERSION, str(python.path), python.identity, recipe.inputs, dict(tier.omit)]
+    place = work / f"{name}-{hashlib.sha256(dump_json(parts)).hexdigest()[:20]}"
+    if not (place / INVENTORY).is_file():
+        try:
+            work.mkdir(parents=True, exist_ok=True)
+            probe_links(uv, work)
+            _make(name, recipe, python, uv, place, tier.omit, emit)
+        except OSError as error:
+            raise disk_error(error, f"making the environment of tier {name}") from None
     return place / name
 
 
@@ -73,164 +83,149 @@ def keep_packages(text: str, omit: Mapping[str, str], where: str) -> Iterator[st
     Raises:
         SpecError: ``payload.omit`` when one of those is not in the list: the reason would be about nothing.
     """
-    left = {normalize(package) for package in omit}
-    keep = True
+    omitted = {normalize(package) for package in omit}
+    left, keep = set(omitted), True
     for line in text.splitlines(keepends=True):
-        match = _NAME.match(line)
-        if match:
-            package = normalize(match.group())
-            keep = package not in {normalize(p) for p in omit}
+        if not line[:1].isspace():
+            match = _NAME.match(line)
+            package = normalize(match.group()) if match else ""
+            keep = package not in omitted
             left.discard(package)
-        elif line.strip().startswith("#") and not line.startswith(" "):
-            keep = True
         if keep:
             yield line
-    if left:
+    _all_there(left, "list", where)
+
+
+def _all_there(missing: set[str], source: str, where: str) -> None:
+    if missing:
         raise SpecError(
-            "payload.omit", f"{where}.omit: the list has no package {sorted(left)[0]!r}", where=f"{where}.omit"
+            "payload.omit", f"{where}.omit: the {source} has no package {min(missing)!r}", where=f"{where}.omit"
         )
 
 
-def normalize(package: str) -> str:
-    """PEP 503 form of a package name.
-
-    >>> normalize("Flash_Attn")
-    'flash-attn'
-    """
-    return re.sub(r"[-_.]+", "-", package).lower()
-
-
-def find_uv() -> Path:
-    """The uv program, of the version that the locks were made for.
-
-    Raises:
-        SpecError: ``payload.uv``.
-    """
-    beside = Path(sys.executable).with_name("uv")
-    found = str(beside) if beside.is_file() else shutil.which("uv")
-    if found is None:
-        raise SpecError("payload.uv", f"there is no uv: pip install uv=={UV_VERSION}, or oci-builder[payload]")
-    version = _run([found, "--version"], {}).split()
-    if version[1:2] != [UV_VERSION]:
-        raise SpecError(
-            "payload.uv", f"{found} is version {' '.join(version[1:2])}, wanted {UV_VERSION}", expected=UV_VERSION
-        )
-    return Path(found)
-
-
-def find_python(wanted: str, uv: Path, name: str) -> Path:
-    """The interpreter: ``host`` (the one that runs us), a path, or a version that uv finds on this machine.
-
-    Raises:
-        SpecError: ``spec.path``.
-    """
-    if wanted == "host":
-        return Path(getattr(sys, "_base_executable", sys.executable)).resolve()
-    if "/" in wanted:
-        place = Path(wanted).expanduser()
-        if not place.is_file():
-            raise SpecError(
-                "spec.path", f"tiers.{name}.python: there is no {show(wanted)}", where=f"tiers.{name}.python"
-            )
-        return place.resolve()
+def _read(path: Path, where: str) -> str:
     try:
-        found = _run([str(uv), "python", "find", "--no-project", wanted], {})
-    except TransportError as error:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise SpecError("spec.path", f"{where}: cannot read {show(str(path))}: {reason}", where=where) from None
+
+
+def _requirements(tier: RequirementsTier, folder: Path, where: str) -> _Recipe:
+    listed = _read(folder / tier.requirements, f"{where}.requirements")
+    wanted = "".join(keep_packages(listed, tier.omit, where))
+
+    def install(uv: Uv, target: Path, scratch: Path) -> None:
+        file = scratch / "requirements.txt"
+        file.write_text(wanted)
+        uv.run(
+            "pip", "install", "--quiet", "--no-deps", "--require-hashes", "--link-mode", "hardlink",
+            "--no-compile-bytecode", "--python", target / "bin" / "python", "-r", file,
+        )  # fmt: skip
+
+    return _Recipe(wanted, from_requirements(wanted), install)
+
+
+def _lock(tier: LockTier, folder: Path, where: str) -> _Recipe:
+    project = (folder / tier.project).absolute()
+    text = _read(project / "uv.lock", f"{where}.project")
+    settings = _read(project / "pyproject.toml", f"{where}.project")
+    if tier.lock is not None and _read(folder / tier.lock, f"{where}.lock") != text:
         raise SpecError(
-            "spec.path", f"tiers.{name}.python: no Python {wanted} on this machine; name its path ({error.message})",
-            where=f"tiers.{name}.python",
-        ) from None  # fmt: skip
-    return Path(found.strip()).resolve()
+            "payload.lock", f"{where}: the project's uv.lock is not {show(tier.lock)}", where=f"{where}.lock"
+        )
+    if tier.commit is not None:
+        check_commit(project, tier.commit, where)
+    try:
+        listed = from_lock(tomllib.loads(text))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise SpecError("payload.lock", f"{where}: {project}/uv.lock: {error}", where=where) from None
+    _all_there({normalize(p) for p in tier.omit} - set(listed), "lock", where)
+    left_out = [word for package in sorted(tier.omit) for word in ("--no-install-package", package)]
+
+    def install(uv: Uv, target: Path, _scratch: Path) -> None:
+        argv: list[str | Path] = [
+            "sync", "--quiet", "--frozen", "--no-editable", "--no-install-project", "--link-mode", "hardlink",
+            "--no-compile-bytecode", "--project", project, *left_out,
+        ]  # fmt: skip
+        env = {"UV_PROJECT_ENVIRONMENT": str(target)}
+        # What an extra builds without isolation finds its build requirements in the environment: the plain tier first.
+        uv.run(*argv, env=env)
+        if tier.extras:
+            uv.run(*argv, *(word for extra in tier.extras for word in ("--extra", extra)), env=env)
+
+    return _Recipe([text, settings, list(tier.extras), tier.commit], listed, install)
 
 
-def _make(name: str, wanted: str, python: Path, uv: Path, place: Path, omit: Mapping[str, str], emit: Emit) -> None:
+def _make(
+    name: str, recipe: _Recipe, python: Interpreter, uv: Uv, place: Path, omit: Mapping[str, str], emit: Emit
+) -> None:
     emit(Event("start", f"tier {name}", unit="items"))
     staging = place.with_name(f".{place.name}.partial-{os.getpid()}")
     shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir()
     try:
-        (staging / "requirements.txt").write_text(wanted)
-        env = {"UV_CACHE_DIR": os.environ.get("UV_CACHE_DIR") or str(place.parent / "uv-cache"), "UV_NO_PROGRESS": "1"}
         target = staging / name
-        _run([str(uv), "venv", "--quiet", "--relocatable", "--prompt", name, "--python", str(python), str(target)], env)
-        _run(
-            [
-                str(uv), "pip", "install", "--quiet", "--no-deps", "--require-hashes", "--link-mode", "hardlink",
-                "--no-compile-bytecode", "--python", str(target / "bin" / "python"),
-                "-r", str(staging / "requirements.txt"),
-            ],
-            env,
-        )  # fmt: skip
-        _settle(target, staging)
-        inventory = {"tier": name, "packages": list(packages(target)), "omitted": dict(sorted(omit.items()))}
-        (staging / INVENTORY).write_text(json.dumps(inventory, indent=1, sort_keys=True) + "\n")
-        shutil.rmtree(place, ignore_errors=True)
-        staging.rename(place)
+        uv.run("venv", "--quiet", "--relocatable", "--no-project", "--prompt", name, "--python", python.path, target)
+        recipe.install(uv, target, staging)
+        settle(target, staging)
+        found = inventory(name, target, omit, recipe.listed)
+        (staging / INVENTORY).write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
+        try:
+            staging.rename(place)
+        except OSError:
+            # Another process was faster: what it made from the same inputs is the same.
+            if not (place / INVENTORY).is_file():
+                raise
     finally:
         shutil.rmtree(staging, ignore_errors=True)
     emit(Event("done", f"tier {name}", unit="items"))
 
 
-def _settle(target: Path, staging: Path) -> None:
-    """Remove what differs from one run to the next, and make sure that nothing names the folder it was made in."""
-    for path in target.rglob("*.dist-info/*"):
-        if path.name in _DROPPED:
-            path.unlink()
-    for lock in (target / ".lock", target / "CACHEDIR.TAG", target / ".gitignore"):
-        lock.unlink(missing_ok=True)
-    # The venv's own files were written now; their times would make each build another.
-    for path in [target, *target.rglob("*")]:
-        if path.is_dir() and not path.is_symlink():
-            os.utime(path, (0, 0))
+def settle(target: Path, made_in: Path) -> None:
+    """Make an environment the same whenever and wherever it was made. Idempotent.
+
+    uv's notes go; modes lose the umask; what was written just now (files with one name, folders, links) loses its time.
+    Files of uv's cache keep theirs: they have other names in other environments.
+
+    Raises:
+        TransportError: ``payload.prefix`` when a launcher or ``pyvenv.cfg`` names the folder it was made in.
+    """
+    for name in (".lock", "CACHEDIR.TAG", ".gitignore"):
+        (target / name).unlink(missing_ok=True)
+    for folder in target.glob("lib/python*/site-packages/*.dist-info"):
+        _drop_notes(folder)
+    for parent, _folders, files in os.walk(target, topdown=False):
+        for entry in files:
+            _settle_file(Path(parent, entry))
+        for link in (e for e in os.scandir(parent) if e.is_symlink()):
+            os.utime(link.path, (0, 0), follow_symlinks=False)
+        os.chmod(parent, 0o755)
+        os.utime(parent, (0, 0))
     for path in (target / "pyvenv.cfg", *(p for p in (target / "bin").iterdir() if not p.is_symlink())):
-        text = path.read_bytes()
-        if os.fsencode(staging) in text:
+        if os.fsencode(made_in) in path.read_bytes():
             raise TransportError("payload.prefix", f"{path.name} names the folder that it was made in", where=str(path))
-        fresh = path.with_name(path.name + ".new")
-        fresh.write_bytes(text)
-        fresh.chmod(path.stat().st_mode & 0o777 | 0o644)
-        os.utime(fresh, (0, 0))
-        fresh.replace(path)
-    for record in target.rglob("*.dist-info/*"):
-        os.utime(record, (0, 0))
 
 
-def packages(env: Path) -> Iterator[dict[str, str]]:
-    """Name, version and licence of every distribution in an environment, sorted by name."""
-    found = []
-    for path in env.glob("lib/python*/site-packages/*.dist-info/METADATA"):
-        with open(path, "rb") as file:
-            headers = BytesHeaderParser().parse(file)
-        licence = headers.get("License-Expression") or headers.get("License") or ""
-        found.append(
-            {
-                "name": normalize(str(headers["Name"])),
-                "version": str(headers["Version"]),
-                "licence": str(licence).splitlines()[0][:120] if licence else "",
-            }
-        )
-    yield from sorted(found, key=lambda item: item["name"])
+def _settle_file(path: Path) -> None:
+    found = path.lstat()
+    if not stat.S_ISREG(found.st_mode):
+        return
+    mode = _MODES[bool(found.st_mode & 0o111)]
+    if stat.S_IMODE(found.st_mode) != mode:
+        path.chmod(mode)
+    if found.st_nlink == 1:
+        os.utime(path, (0, 0))
 
 
-def _probe_links(work: Path) -> None:
-    one, two = work / f".probe-{os.getpid()}", work / f".probe-{os.getpid()}-link"
-    try:
-        one.write_bytes(b"")
-        os.link(one, two)
-    except OSError as error:
-        raise SpecError(
-            "payload.hardlinks", f"{work} has no hard links ({error.strerror}), and tiers share files by them; choose "
-            "another --cache", where=str(work),
-        ) from None  # fmt: skip
-    finally:
-        one.unlink(missing_ok=True)
-        two.unlink(missing_ok=True)
-
-
-def _run(argv: list[str], env: Mapping[str, str]) -> str:
-    kept = {k: v for k, v in os.environ.items() if k not in ("VIRTUAL_ENV", "PYTHONPATH", "PYTHONHOME")}
-    done = subprocess.run(argv, capture_output=True, text=True, env={**kept, **env}, check=False)
-    if done.returncode:
-        words = (done.stderr or done.stdout).strip()[-1500:]
-        raise TransportError("payload.install", f"{Path(argv[0]).name} {' '.join(argv[1:3])}: {words}")
-    return done.stdout
+def _drop_notes(folder: Path) -> None:
+    dropped = [folder / name for name in _NOTES if (folder / name).exists()]
+    record = folder / "RECORD"
+    if dropped and record.is_file():
+        gone = tuple(f"{folder.name}/{path.name}," for path in dropped)
+        lines = [line for line in record.read_text().splitlines(keepends=True) if not line.startswith(gone)]
+        # A new file: the old one may be a link to uv's cache.
+        record.unlink()
+        record.write_text("".join(lines))
+    for path in dropped:
+        path.unlink()

@@ -1,0 +1,143 @@
+"""The uv program and the interpreters it works with: found, identified, run. Nothing is downloaded to get either."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from oci_builder.model.errors import IntegrityError, SpecError, TransportError, show
+
+UV_VERSION = "0.11.18"
+# What a caller's shell may say about other environments must not reach uv or the interpreter.
+_FOREIGN = (
+    "VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONPATH", "PYTHONHOME", "PYTHONSAFEPATH", "UV_PROJECT", "UV_PROJECT_ENVIRONMENT",
+    "UV_PYTHON", "UV_SYSTEM_PYTHON", "UV_LINK_MODE", "UV_COMPILE_BYTECODE", "UV_CONSTRAINT", "UV_OVERRIDE",
+    "UV_VENV_SEED", "UV_TARGET", "UV_PREFIX",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Uv:
+    """The pinned uv with its cache.
+
+    Attributes:
+        program: the executable.
+        cache: uv's cache folder; on the file system of the environments, so that files can be hard links.
+    """
+
+    program: Path
+    cache: Path
+
+    def run(self, *arguments: str | Path, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> str:
+        """Run uv and return what it printed.
+
+        Raises:
+            IntegrityError: ``payload.hash`` when a file is not what the list says.
+            TransportError: ``payload.install`` with uv's own words.
+        """
+        own = {"UV_CACHE_DIR": str(self.cache), "UV_NO_PROGRESS": "1", "UV_PYTHON_DOWNLOADS": "never", **(env or {})}
+        return _run([str(self.program), *map(str, arguments)], own, cwd)
+
+
+@dataclass(frozen=True, slots=True)
+class Interpreter:
+    """A base interpreter.
+
+    Attributes:
+        path: its real file.
+        identity: version and build, as it says itself: two builds of one version are two interpreters.
+    """
+
+    path: Path
+    identity: str
+
+
+def find_uv(work: Path) -> Uv:
+    """The uv of the version that the locks were made for: beside this Python, else on PATH.
+
+    Args:
+        work: where environments are made; uv's cache lies in it unless ``UV_CACHE_DIR`` is set.
+
+    Raises:
+        SpecError: ``payload.uv``.
+    """
+    beside = [Path(sys.executable).with_name("uv"), Path(sysconfig.get_path("scripts")) / "uv"]
+    found = next((str(p) for p in beside if p.is_file()), None) or shutil.which("uv")
+    if found is None:
+        raise SpecError("payload.uv", f"there is no uv: pip install uv=={UV_VERSION}, or oci-builder[payload]")
+    version = _run([found, "--version"], {}).split()[1:2]
+    if version != [UV_VERSION]:
+        raise SpecError(
+            "payload.uv", f"{found} is version {' '.join(version)}, wanted {UV_VERSION}: pip install uv=={UV_VERSION}",
+            where=found, expected=UV_VERSION, actual=" ".join(version),
+        )  # fmt: skip
+    return Uv(Path(found), Path(os.environ.get("UV_CACHE_DIR") or work / "uv-cache").absolute())
+
+
+def find_interpreter(wanted: str, uv: Uv, where: str) -> Interpreter:
+    """The interpreter: ``host`` (the one that runs us, outside its venv), a path, or a version on this machine.
+
+    Raises:
+        SpecError: ``spec.path`` when there is none, or it does not run.
+    """
+    if wanted == "host":
+        path = Path(getattr(sys, "_base_executable", "") or sys.executable)
+    elif "/" in wanted:
+        path = Path(wanted).expanduser()
+    else:
+        try:
+            path = Path(uv.run("python", "find", "--no-project", "--system", wanted).strip())
+        except TransportError as error:
+            raise SpecError(
+                "spec.path", f"{where}: no Python {show(wanted)} on this machine; name its path ({error.message})",
+                where=where,
+            ) from None  # fmt: skip
+    path = path.resolve()
+    try:
+        identity = _run([str(path), "-I", "-c", "import sys; print(sys.version, sys.implementation.cache_tag)"], {})
+    except (OSError, TransportError) as error:
+        raise SpecError(
+            "spec.path", f"{where}: {show(str(path))} is no Python that runs: {error}", where=where
+        ) from None
+    return Interpreter(path, " ".join(identity.split()))
+
+
+def probe_links(uv: Uv, work: Path) -> None:
+    """Prove that a file of uv's cache can have a second name in the work folder.
+
+    Raises:
+        SpecError: ``payload.hardlinks``: uv would copy instead, and say so only in a warning.
+    """
+    uv.cache.mkdir(parents=True, exist_ok=True)
+    one, two = uv.cache / f".probe-{os.getpid()}", work / f".probe-{os.getpid()}"
+    try:
+        one.write_bytes(b"")
+        os.link(one, two)
+    except OSError as error:
+        raise SpecError(
+            "payload.hardlinks",
+            f"no hard links from {uv.cache} to {work} ({error.strerror}), and tiers share their files by them: put "
+            "UV_CACHE_DIR and --cache on one file system that has them",
+            where=str(work),
+        ) from None
+    finally:
+        one.unlink(missing_ok=True)
+        two.unlink(missing_ok=True)
+
+
+def _run(argv: list[str], env: Mapping[str, str], cwd: Path | None = None) -> str:
+    kept = {k: v for k, v in os.environ.items() if k not in _FOREIGN}
+    done = subprocess.run(argv, capture_output=True, text=True, env={**kept, **env}, cwd=cwd, check=False)
+    if done.returncode:
+        words = (done.stderr or done.stdout).strip()[-1500:]
+        said = f"{Path(argv[0]).name} {' '.join(argv[1:3])}: {words}"
+        if "Hash mismatch" in words:
+            raise IntegrityError("payload.hash", said)
+        raise TransportError("payload.install", said)
+    return done.stdout
