@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -30,6 +29,7 @@ from oci_builder.rootfs.scan import scan_tree
 from oci_builder.rootfs.scan_content import content_digests
 from oci_builder.store.blobs import DirStore
 from oci_builder.store.cache import BuildCache
+from oci_builder.store.scratch import scratch_folder
 from oci_builder.transports.bases import Base, load_base
 from oci_builder.transports.docker_archive import write_docker_archive
 from oci_builder.transports.layerfiles import read_definitions
@@ -126,7 +126,8 @@ class _Build:
         return result
 
     def _plans(self, tiers: Mapping[str, Path], base: Base) -> tuple[LayerPlan, ...]:
-        base_tree = read_base(base.image.layers, self.store, limits=self.limits, threads=self.options.jobs, emit=self.emit)
+        jobs = self.options.jobs
+        base_tree = read_base(base.image.layers, self.store, limits=self.limits, threads=jobs, emit=self.emit)
         trees = {name: scan_tree(path, emit=self.emit, limits=self.limits) for name, path in tiers.items()}
         hashes = None if self.options.check else self.cache
         contents = content_digests(list(trees.values()), cache=hashes, threads=self.options.jobs, emit=self.emit)
@@ -156,10 +157,7 @@ class _Build:
 
     def _archives(self, image: Image, base: Base, layers: Sequence[Layer], plans: Sequence[LayerPlan]) -> BuildResult:
         tools = Tools(__version__, self.codec.describe())
-        staging = self.out / f".staging-{os.getpid()}"
-        shutil.rmtree(staging, ignore_errors=True)
-        staging.mkdir()
-        try:
+        with scratch_folder(self.out) as staging:
             with ThreadPoolExecutor(max(1, min(3, self.options.jobs)), "archive") as pool:
                 oci = pool.submit(write_oci_archive, image, self.name, self.store, staging / OCI, self.emit)
                 docker = pool.submit(
@@ -178,8 +176,6 @@ class _Build:
             (staging / CONTAINER_JSON).write_bytes(dump_json(container) + b"\n")
             (staging / PORTABLE_JSON).write_bytes(dump_json(portable_json) + b"\n")
             self._publish(staging)
-        finally:
-            shutil.rmtree(staging, ignore_errors=True)
         return BuildResult(self.out, container, portable_json)
 
     def _publish(self, staging: Path) -> None:
