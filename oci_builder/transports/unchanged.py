@@ -27,7 +27,7 @@ def input_key(
         case HostBase():
             return None
         case RootfsBase() as base:
-            parts.append(_identity(folder / base.rootfs))
+            parts.append(_identity(folder / base.rootfs, base.exclude))
         case OciBase() as base:
             parts.append(_identity(folder / base.oci))
         case DockerBase() as base:
@@ -38,9 +38,9 @@ def input_key(
     return hashlib.sha256(b"inputs" + dump_json(parts)).digest()
 
 
-def _identity(path: Path) -> Any:
+def _identity(path: Path, exclude: Sequence[str] = ()) -> Any:
     path = path.resolve()
-    return fingerprint(path) if path.is_dir() else _stat(path)
+    return fingerprint(path, exclude) if path.is_dir() else _stat(path)
 
 
 def _stat(path: Path) -> list[int]:
