@@ -93,7 +93,7 @@ def write_spec(session: Session, options: argparse.Namespace) -> dict[str, Any]:
     listed = {"checks": checks(session, options, "single")}
     (layers / "files/checks.json").write_text(json.dumps(listed, indent=1))
     ours = [str(p.resolve()).lstrip("/") for p in (options.env, REPOSITORY, session.out, session.work)]
-    exclude = [*(ours if options.root == "/" else ()), *EXCLUDED]
+    exclude = [*(ours if options.root == "/" else ()), *EXCLUDED, *options.exclude]
     kept = [f"{name}={os.environ[name]}" for name in KEPT_VARIABLES if os.environ.get(name)]
     spec = {
         "name": "device-check", "tag": "r1", "epoch": 0, "base": {"rootfs": options.root, "exclude": exclude},
@@ -229,6 +229,7 @@ def main() -> int:
     parser.add_argument("out", type=Path)
     parser.add_argument("--env", type=Path, default=Path("/opt/torch/.venv"))
     parser.add_argument("--root", default="/")
+    parser.add_argument("--exclude", action="append", default=[], help="more that the base leaves out")
     parser.add_argument("--budget", type=float, default=BUDGET)
     parser.add_argument("--small", action="store_true", help="no GPU: only what a CPU can show")
     options = parser.parse_args()

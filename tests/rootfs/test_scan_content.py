@@ -177,3 +177,12 @@ def test_a_write_that_restores_the_mtime_of_an_unlinked_file_is_a_change(tmp_pat
     os.utime(root / "f", ns=(found.mtime_ns, found.mtime_ns))
     with pytest.raises(OciBuilderError, match=r"scan\.changed"):
         hash_source(os.fsencode(root / "f"), found)
+
+
+def test_what_is_excluded_has_no_part_in_the_fingerprint(tree: Path) -> None:
+    """A live root: /proc and scratch folders change at all times, also while they are looked at."""
+    (tree / "scratch").mkdir()
+    settle()
+    first = fingerprint(tree, ["scratch"])
+    (tree / "scratch/new").write_text("x")
+    assert fingerprint(tree, ["scratch"]) == first
