@@ -37,20 +37,16 @@ main() {
   local source=$1 sha=${2#sha256:} prefix=${3:-${NRL_RUNTIME_PREFIX:-${HOME:-}/.local/share/nemo-rl-v070-b200}}
   [[ $sha =~ ^[0-9a-fA-F]{64}$ ]] || die 2 install.usage "not a SHA-256 (64 hex digits): $sha"
   sha=${sha,,}
-  need "$PYTHON" env
-  "$PYTHON" -I -c 'import sys; sys.exit(sys.version_info < (3, 10))' || die 2 install.host "$PYTHON is older than 3.10"
-  prefix=$(helper prefix "$prefix") || exit
-  helper host || exit
+  need "$PYTHON" tar gzip sha256sum
+  prefix=$(helper begin "$prefix") || failed_python $?
   local parent=${prefix%/*} name=${prefix##*/}
   mkdir -p -- "${parent:-/}" || die 5 io.error "cannot make $parent"
   BESIDE="$parent/.$name"
-  lock "$prefix" || exit
+  lock "$prefix" "$sha" || exit
   trap 'rm -f -- "$BESIDE.lock"' EXIT
   trap 'exit 130' INT
   trap 'exit 143' TERM
-  local state
-  state=$(helper state "$prefix" "$sha") || exit
-  if [ "$state" = same ]; then
+  if [ "$STATE" = same ]; then
     helper recheck "$prefix" || exit
     say "$prefix is intact"
     printf '%s\n' "$prefix"
@@ -59,10 +55,9 @@ main() {
   local archive=$source part=''
   case $source in
     *://*) part="$BESIDE.download-${sha:0:16}"; download "$source" "$sha" "$part"; archive=$part ;;
-    *) [ -f "$source" ] || die 2 install.source "there is no file $source"
-       helper digest "$source" "$sha" || exit ;;
+    *) [ -f "$source" ] || die 2 install.source "there is no file $source" ;;
   esac
-  helper install "$archive" "$sha" "$prefix" || exit
+  helper install "$archive" "$sha" "$prefix" ${part:+checked} || exit
   [ -z "$part" ] || rm -f -- "$part"
   say "installed in $prefix"
   printf '%s\n' "$prefix"
@@ -75,12 +70,17 @@ need() {
   done
 }
 
+failed_python() { # status
+  "$PYTHON" -I -c 'import sys; sys.exit(sys.version_info < (3, 10))' || die 2 install.host "$PYTHON is older than 3.10"
+  exit "$1"
+}
+
 # A lock file that is removed afterwards: whoever gets the lock on a removed file takes the new one.
-lock() {
+lock() { # prefix sha; sets STATE
   local status
   while :; do
     exec 9>>"$BESIDE.lock" || die 5 io.readonly "cannot write beside $1"
-    helper lock "$BESIDE.lock"
+    STATE=$(helper lock "$BESIDE.lock" "$1" "$2")
     status=$?
     [ "$status" = 75 ] || return "$status"
   done
@@ -101,8 +101,9 @@ allowed() {
 download() { # url sha part
   local url=$1 sha=$2 part=$3 attempt
   need curl
-  allowed "$url" && [[ $url == https://huggingface.co/* ]] ||
+  if ! allowed "$url" || [[ $url != https://huggingface.co/* ]]; then
     die 4 install.host_refused "only https://huggingface.co/ is downloaded from, not ${url%%\?*}"
+  fi
   [ -n "${PROXY:-}" ] || die 2 install.proxy 'set PROXY: a download goes through an explicit proxy only'
   for ((attempt = 1; attempt <= RETRIES; attempt++)); do
     # Every attempt begins at the hub: a signed link may have expired.
@@ -133,44 +134,72 @@ ask() { # url arguments…
   } | curl -q --silent --show-error --noproxy '' --proto '=https' --connect-timeout 30 --globoff -K - "$@" 9>&-
 }
 
-# Follow redirects one by one, each checked; sets TARGET and LENGTH. FATAL ends the attempts.
+# Follow the hub's redirects one by one, each checked; sets TARGET and LENGTH (0: unknown). FATAL ends the attempts.
+# Where it keeps its files is not asked with HEAD: a signed link may be good for GET only.
 resolve() {
   local url=$1 hop answer code next
-  FATAL=0
+  FATAL=0 LENGTH=0
   for ((hop = 0; hop < 6; hop++)); do
-    answer=$(ask "$url" --head --max-time 120 --output /dev/null \
-      --write-out '%{http_code} %header{content-length} %{redirect_url}') || return 1
-    read -r code LENGTH next <<<"$answer"
-    [[ $LENGTH =~ ^[0-9]+$ ]] || { next="$LENGTH $next"; next=${next# }; next=${next% }; LENGTH=0; }
+    TARGET=$url
+    [[ $url == https://huggingface.co/* ]] || return 0
+    answer=$(ask "$url" --head --suppress-connect-headers --max-time 120 --write-out '%{http_code} %{redirect_url}') || return 1
+    read -r code next <<<"${answer##*$'\n'}"
     case $code in
-      200) TARGET=$url; return 0 ;;
-      30[12378])
-        allowed "$next" || { FATAL=4; say "error [install.host_refused]: redirected to ${next%%\?*}, which is not Hugging Face"; return 1; }
-        url=$next ;;
-      401 | 403 | 404 | 410) [ "$hop" -gt 0 ] || FATAL=5; say "error [http.status]: $code for ${url%%\?*}"; return 1 ;;
+      200) LENGTH=$(header content-length "$answer"); return 0 ;;
+      30[12378]) LENGTH=$(header x-linked-size "$answer") ;;
+      401 | 403 | 404 | 410) FATAL=5; say "error [http.status]: $code for ${url%%\?*}"; return 1 ;;
       *) say "status $code for ${url%%\?*}"; return 1 ;;
     esac
+    redirected "$next" || return 1
+    url=$next
   done
   FATAL=4
   say 'error [install.host_refused]: too many redirects'
   return 1
 }
 
+redirected() {
+  allowed "$1" && return 0
+  FATAL=4
+  say "error [install.host_refused]: redirected to ${1%%\?*}, which is not Hugging Face"
+  return 1
+}
+
+header() { # name answer; a number, 0 when there is none
+  local line name value=0
+  while IFS= read -r line; do
+    name=${line%%:*}
+    if [ "${name,,}" = "$1" ]; then value=${line#*:}; value=${value//[$' \t\r']/}; fi
+  done <<<"$2"
+  [[ $value =~ ^[0-9]{1,15}$ ]] || value=0
+  printf '%s' "$value"
+}
+
 fetch() { # part; FRESH says whether all of it came in one go
-  local part=$1 have=0 status
+  local part=$1 have=0 status hop answer code next
   [ ! -f "$part" ] || have=$(helper size "$part")
   FRESH=yes
-  if [ "$LENGTH" -gt 0 ] && [ "$have" -eq "$LENGTH" ]; then FRESH=no; return 0; fi
   if [ "$LENGTH" -gt 0 ] && [ "$have" -gt "$LENGTH" ]; then rm -f -- "$part"; have=0; fi
-  [ "$have" -eq 0 ] || { FRESH=no; say "continuing at $have bytes"; }
-  ask "$TARGET" --fail --speed-limit 1000 --speed-time 60 --continue-at "$have" --output "$part"
-  status=$?
-  case $status in
-    0) [ "$LENGTH" -eq 0 ] || [ "$(helper size "$part")" -eq "$LENGTH" ] ;;
-    23) FATAL=5; say 'error [io.space]: cannot write the download'; return 1 ;;
-    33 | 36) say 'the server cannot continue; starting again'; rm -f -- "$part"; return 1 ;;
-    *) return 1 ;;
-  esac
+  if [ "$have" -gt 0 ]; then
+    FRESH=no
+    [ "$have" -ne "$LENGTH" ] || return 0
+    say "continuing at $have bytes"
+  fi
+  for ((hop = 0; hop < 6; hop++)); do
+    # --location with no redirect allowed: the body of a redirect must not get into the file.
+    answer=$(ask "$TARGET" --fail --location --max-redirs 0 --speed-limit 1000 --speed-time "${NRL_STALL_SECONDS:-60}" \
+      --continue-at "$have" --output "$part" --write-out '%{http_code} %{redirect_url}')
+    status=$?
+    read -r code next <<<"$answer"
+    case $status in
+      0) [ "$LENGTH" -eq 0 ] || [ "$(helper size "$part")" -eq "$LENGTH" ]; return ;;
+      47) redirected "$next" || return 1; TARGET=$next ;;
+      23) FATAL=5; say "error [io.space]: cannot write $part"; return 1 ;;
+      33 | 36) say 'the server cannot continue; starting again'; rm -f -- "$part"; return 1 ;;
+      *) [ "$code" != 416 ] || rm -f -- "$part"; return 1 ;;
+    esac
+  done
+  return 1
 }
 
 # shellcheck disable=SC2016
@@ -203,7 +232,8 @@ def show(name):
 
 # ---- arguments and host
 
-def prefix(text):
+def begin(text):
+    host()
     place = os.path.abspath(text)
     if text != text.strip() or not re.fullmatch(r"/[A-Za-z0-9._/+@=-]+", place):
         raise Stop(2, "install.prefix", f"prefix {show(place)}: only letters, digits and ._/+@=- work (Ray starts "
@@ -227,7 +257,11 @@ def host():
 
 # ---- lock, state, space
 
-def lock(path):
+def lock(path, place, sha):
+    return wait(path) or state(place, sha)
+
+
+def wait(path):
     limit = time.monotonic() + float(os.environ.get("NRL_LOCK_TIMEOUT") or 3600)
     told = False
     while True:
@@ -604,7 +638,9 @@ def interpreters(root):
             raise Stop(3, "install.interpreter", f"the interpreter of {tier} does not start: {wrong}")
 
 
-def install(archive, sha, place):
+def install(archive, sha, place, checked=""):
+    if not checked:
+        digest(archive, sha)
     parent, name = os.path.split(place)
     staging = os.path.join(parent, f".{name}.staging-{os.uname().nodename}-{os.getpid()}")
     for old in os.listdir(parent):
@@ -739,8 +775,8 @@ def recheck(place):
 
 
 def run(command, *arguments):
-    commands = {"prefix": prefix, "host": host, "lock": lock, "state": state, "space": space, "digest": digest,
-                "install": install, "recheck": recheck, "size": lambda path: print(os.path.getsize(path))}
+    commands = {"begin": begin, "lock": lock, "space": space, "digest": digest, "install": install,
+                "recheck": recheck, "size": lambda path: print(os.path.getsize(path))}
     try:
         return commands[command](*arguments) or 0
     except Stop as stop:
