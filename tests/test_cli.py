@@ -1,0 +1,219 @@
+"""The command line as programs and people meet it: exit statuses, JSON, silence, completion, and no traceback ever."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oci_builder.cli import cli
+from tests.conftest import Built, small_tiers, write_spec
+
+ROOT = Path(__file__).resolve().parent.parent
+START = (sys.executable, "-c", "import sys; from oci_builder.cli import main; sys.exit(main())")
+
+
+def call(*words: str | Path, cwd: Path = ROOT, **env: str) -> subprocess.CompletedProcess[bytes]:
+    """Run the command; whatever it was given, it must not answer with a traceback."""
+    done = subprocess.run(
+        [*START, *map(str, words)], capture_output=True, cwd=cwd, timeout=120, stdin=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **env},
+    )  # fmt: skip
+    assert b"Traceback" not in done.stderr + done.stdout, done.stderr.decode(errors="replace")
+    return done
+
+
+def damaged(archive: Path, target: Path) -> Path:
+    """A copy with one bit of a layer turned."""
+    data = bytearray(archive.read_bytes())
+    data[len(data) // 3] ^= 0x10
+    target.write_bytes(data)
+    return target
+
+
+def test_build_verify_inspect_and_unpack_end_well(quick: Built, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert call("build", quick.spec, "--out", out, "--cache", tmp_path / "cache").returncode == 0
+    assert call("verify", out / "runtime.oci.tar", out / "runtime.docker.tar.gz").returncode == 0
+    assert call("inspect", out / "runtime.oci.tar").returncode == 0
+    assert call("diff", out / "runtime.oci.tar", out / "runtime.docker.tar.gz").returncode == 0
+    assert call("unpack", out / "runtime.oci.tar", tmp_path / "root").returncode == 0
+    assert (tmp_path / "root/opt/rt/envs/two/lib/pkg/own.py").read_text() == "VALUE = 'two'\n"
+
+
+def test_status_1_a_check_said_no(quick: Built, runnable: Built) -> None:
+    """Two archives that are each valid, but not the same image; and a difference."""
+    assert call("verify", quick.oci, runnable.docker).returncode == 1
+    assert call("diff", quick.oci, runnable.oci).returncode == 1
+
+
+def test_status_2_the_inputs_are_wrong(quick: Built, tmp_path: Path) -> None:
+    (tmp_path / "broken.json").write_text("{")
+    (tmp_path / "list.json").write_text("[]")
+    for spec in ("broken.json", "list.json", "absent.json"):
+        done = call("build", spec, "--out", tmp_path / "out", "--cache", tmp_path / "cache", cwd=tmp_path)
+        assert done.returncode in (2, 5) and spec.encode() in done.stderr, (spec, done.stderr)
+    assert call("build", "--no-such-option").returncode == 2
+    assert call("no-such-verb").returncode == 2
+    assert call("verify", quick.oci, quick.oci, quick.oci).returncode == 2
+
+
+def test_status_3_bytes_are_not_what_they_claim(quick: Built, tmp_path: Path) -> None:
+    for archive in (quick.oci, quick.docker):
+        bad = damaged(archive, tmp_path / archive.name)
+        assert call("verify", bad).returncode == 3
+        assert call("unpack", bad, tmp_path / "root").returncode == 3
+        assert not (tmp_path / "root").exists() or not any((tmp_path / "root").iterdir())
+    (tmp_path / "text.tar").write_text("this is no archive\n" * 100)
+    assert call("verify", tmp_path / "text.tar").returncode == 3
+
+
+def test_status_4_refused_by_policy(quick: Built, tmp_path: Path) -> None:
+    """A limit of the spec holds for what is read, too."""
+    spec = write_spec(tmp_path, small_tiers(tmp_path), limits={"layers": 1})
+    done = call("build", spec, "--out", tmp_path / "out", "--cache", tmp_path / "cache")
+    assert (done.returncode, b"limit.layers" in done.stderr) == (4, True)
+    assert call("verify", quick.oci, "--spec", spec).returncode == 4
+
+
+def test_status_5_network_daemon_or_disk(quick: Built, tmp_path: Path) -> None:
+    assert call("verify", tmp_path / "absent.tar").returncode == 5
+    reference = "127.0.0.1:1/lab/image@sha256:" + "0" * 64
+    assert call("pull", reference, tmp_path / "dest", "--cache", tmp_path / "cache").returncode == 5
+    (tmp_path / "file").write_text("")
+    done = call("build", quick.spec, "--out", tmp_path / "file/out", "--cache", tmp_path / "cache")
+    assert done.returncode == 5
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_standard_output_is_an_error(quick: Built) -> None:
+    with open("/dev/full", "wb") as full:
+        words = [*START, "inspect", str(quick.oci), "--json"]
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, cwd=ROOT)
+    assert done.returncode not in (0, 1) and b"Traceback" not in done.stderr
+
+
+def test_status_6_conflict(quick: Built, tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("keep")
+    assert call("unpack", quick.oci, tmp_path).returncode == 6
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["mine"]
+
+
+def test_verify_json_has_the_agreed_form(quick: Built, tmp_path: Path) -> None:
+    """Requirements, section 12: ``ok`` is false exactly when the exit status is not 0."""
+    for archive, status in ((quick.oci, 0), (damaged(quick.oci, tmp_path / "bad.tar"), 3)):
+        done = call("verify", archive, "--json", tmp_path / "report.json")
+        report = json.loads((tmp_path / "report.json").read_bytes())
+        assert (done.returncode, report["ok"]) == (status, status == 0)
+        assert {"ok", "subjects", "findings"} <= report.keys()
+        for finding in report["findings"]:
+            assert {"code", "severity", "where", "expected", "actual"} <= finding.keys()
+    assert any(f["severity"] == "error" for f in report["findings"])
+
+
+@pytest.mark.parametrize("verb", ["build", "inspect", "diff", "unpack", "verify"])
+def test_json_on_standard_output_is_nothing_but_json(quick: Built, tmp_path: Path, verb: str) -> None:
+    words: dict[str, list[Any]] = {
+        "build": [quick.spec, "--out", tmp_path / "out", "--cache", tmp_path / "cache", "--json"],
+        "inspect": [quick.oci, "--json"],
+        "diff": [quick.oci, quick.docker, "--json"],
+        "unpack": [quick.oci, tmp_path / "root", "--json"],
+        "verify": [quick.oci, "--json", "-"],
+    }
+    done = call(verb, *words[verb])
+    assert done.returncode == 0, done.stderr
+    assert isinstance(json.loads(done.stdout), dict)
+
+
+def test_silence_when_piped_json_lines_on_demand(quick: Built, tmp_path: Path) -> None:
+    options = ("--out", tmp_path / "out", "--cache", tmp_path / "cache")
+    assert call("build", quick.spec, *options).stderr == b""
+    shutil.rmtree(tmp_path / "cache")
+    lines = call("--progress", "json", "build", quick.spec, *options).stderr.splitlines()
+    events = [json.loads(line) for line in lines]
+    assert events and all("kind" in event for event in events)
+
+
+def test_bars_on_a_terminal(quick: Built, tmp_path: Path) -> None:
+    """Standard error is a terminal: something is drawn on it; the result stays clean."""
+    ours, theirs = pty.openpty()
+    words = [*START, "build", str(quick.spec), "--out", str(tmp_path / "o"), "--cache", str(tmp_path / "c"), "--json"]
+    done = subprocess.run(words, stdout=subprocess.PIPE, stderr=theirs, cwd=ROOT, env={**os.environ, "TERM": "xterm"})
+    os.close(theirs)
+    drawn = os.read(ours, 1 << 16)
+    os.close(ours)
+    assert done.returncode == 0 and json.loads(done.stdout) and drawn
+
+
+def test_untrusted_names_never_reach_the_terminal(quick: Built, tmp_path: Path) -> None:
+    """Escape sequences in a file name are shown, not obeyed."""
+    evil = tmp_path / "a\x1b[31mb.tar"
+    evil.write_bytes(b"junk")
+    done = call("verify", evil)
+    assert b"\x1b" not in done.stdout + done.stderr
+
+
+def test_verbose_says_where_an_error_comes_from(tmp_path: Path) -> None:
+    """On demand only: for whoever looks for the cause in our code."""
+    words = [*START, "-v", "build", str(tmp_path / "absent.json")]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode and "spec.py" in done.stderr and "error[" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize(("shell", "mark"), [("bash", "complete"), ("zsh", "compdef"), ("fish", "complete")])
+def test_completion_scripts(shell: str, mark: str, tmp_path: Path) -> None:
+    script = call("completion", shell).stdout.decode()
+    assert "_OCI_BUILDER_COMPLETE" in script and mark in script
+    if shutil.which(shell):
+        (tmp_path / "script").write_text(script)
+        subprocess.run([shell, "-n", str(tmp_path / "script")], check=True)
+
+
+def test_completion_knows_the_verbs(tmp_path: Path) -> None:
+    done = call(_OCI_BUILDER_COMPLETE="bash_complete", COMP_WORDS="oci-builder ver", COMP_CWORD="1")
+    assert "verify" in done.stdout.decode() or _installed_completion() == {"verify"}
+
+
+def _installed_completion() -> set[str]:
+    program = Path(sys.executable).with_name("oci-builder")
+    if not program.exists():
+        pytest.skip("the console script is not installed")
+    env = {**os.environ, "_OCI_BUILDER_COMPLETE": "bash_complete", "COMP_WORDS": "oci-builder ver", "COMP_CWORD": "1"}
+    out = subprocess.run([program], capture_output=True, env=env, check=True).stdout.decode()
+    return {line.split(",")[1] for line in out.splitlines()}
+
+
+@pytest.mark.parametrize("verb", sorted(cli.commands))
+def test_every_verb_has_help(verb: str) -> None:
+    done = call(verb, "--help")
+    assert done.returncode == 0 and len(done.stdout.splitlines()) > 3
+
+
+def test_the_verbs_of_the_contract_are_there() -> None:
+    """Requirements, section 10."""
+    verbs = "build verify inspect diff pull push unpack exec readiness stage repack publish qualification sbom receipt"
+    assert set(verbs.split()) <= set(cli.commands)
+
+
+def test_help_is_quick() -> None:
+    """Each verb is imported only when it runs: no engine, hub or crypto library for a help text."""
+    program = "import sys; from oci_builder.cli import cli; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=True)
+    heavy = {"modal", "huggingface_hub", "docker", "oras", "cryptography", "zstandard", "isal", "requests"}
+    assert heavy & set(loaded.stdout.split()) == set()
+
+
+def test_the_published_schema_accepts_what_build_accepts(quick: Built, tmp_path: Path) -> None:
+    import jsonschema
+
+    schema = json.loads(call("schema").stdout)
+    jsonschema.validate(json.loads(quick.spec.read_bytes()), schema)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({**json.loads(quick.spec.read_bytes()), "epoch": "yesterday"}, schema)
