@@ -203,19 +203,20 @@ class RootTree:
 
     def _link(self, entry: TarEntry) -> bool:
         """Make a hard link; False when its target is not there (yet)."""
-        if entry.link == entry.name:
-            raise self._refuse("entry.link_target", entry, "a hard link to itself")
         above, _, name = entry.link.rpartition(b"/")
         source = self._folders.existing(above)
         status = _lstat(source, name or b".")
         if source is None or status is None:
+            if entry.link == entry.name:
+                raise self._refuse("entry.link_target", entry, "a hard link to itself")
             return False
         if stat.S_ISDIR(status.st_mode):
             raise self._refuse("entry.link_target", entry, f"a hard link to the folder {show(entry.link)}")
 
         def create(folder: Folder, new: bytes) -> None:
             if (folder.inode, new) == (source.inode, name):
-                raise self._refuse("entry.link_target", entry, "a hard link to itself, by way of a symbolic link")
+                self._twice(entry)
+                return
             # Looked up again: what made way for the link may have closed the descriptor, or taken the target with it.
             origin = self._folders.get(above, create=False)
             os.link(name, new, src_dir_fd=origin.fd, dst_dir_fd=folder.fd, follow_symlinks=False)

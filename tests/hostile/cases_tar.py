@@ -142,6 +142,7 @@ LINKS: list[Case] = [
         {b"a": b"data", b"b": b"data", b"f": b"data"}),
     ("C6-10b", "a hard link without a target", one(hardlink(b"a", b"no")), "entry.link_target"),
     ("C6-11a", "a hard link to itself", one(hardlink(b"a", b"a")), "entry.link_target"),
+    ("C6-11e", "a hard link to itself where the file is", [tar(F), tar(hardlink(b"f", b"f"))], {b"f": b"data"}),
     ("C6-11b", "a hard link to a folder", one(folder(b"d"), hardlink(b"a", b"d")), "entry.link_target"),
     ("C6-11c", "a hard link to the root", one(hardlink(b"a", b".")), "entry.link_target"),
     ("C6-11d", "a hard link in place of its target's folder", one(file(b"d/f"), hardlink(b"d", b"d/f")),

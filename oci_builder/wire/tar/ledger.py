@@ -20,20 +20,29 @@ class NameLedger:
 
     def __init__(self, below: Iterable[NameLedger] = ()) -> None:
         self._seen: set[bytes] = set()
+        self._no_target: set[bytes] = set()
         self._below = tuple(below)
 
     def note(self, entry: TarEntry) -> str | None:
         """Record an entry; returns ``entry.duplicate`` or ``entry.link_target`` when it is one of those."""
         key = _key(entry.name)
         twice = key in self._seen
+        to_itself = entry.kind is Kind.HARDLINK and entry.link == entry.name
+        if to_itself and self.knows(entry.name):
+            return "entry.duplicate"
         self._seen.add(key)
+        if entry.kind is Kind.DIR or to_itself:
+            self._no_target.add(key)
+        else:
+            self._no_target.discard(key)
         if entry.kind is Kind.HARDLINK and not self.knows(entry.link):
             return "entry.link_target"
         return "entry.duplicate" if twice else None
 
     def knows(self, name: bytes) -> bool:
-        """Whether an entry of this name was seen here or below."""
-        return _key(name) in self._seen or any(ledger.knows(name) for ledger in self._below)
+        """Whether something that a hard link can point at was seen under this name, here or below."""
+        key = _key(name)
+        return (key in self._seen and key not in self._no_target) or any(below.knows(name) for below in self._below)
 
 
 def _key(name: bytes) -> bytes:

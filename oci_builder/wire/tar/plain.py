@@ -51,7 +51,7 @@ def plain_entry(block: bytes, start: int, limits: Limits) -> TarEntry | None:
     if not _is_clean(clean, limits) or 0 in link or len(link) > limits.name:
         return None
     if kind is Kind.HARDLINK:
-        if not _is_clean(link, limits):
+        if link == clean or not _is_clean(link, limits):
             return None
     elif kind is Kind.SYMLINK:
         if not link:

@@ -59,8 +59,8 @@ class TarReader:
         FormatError: ``tar.checksum``, ``tar.truncated``, ``tar.trailing``, ``tar.size``, ``tar.pax``, ``tar.global``,
             ``tar.longname``, ``tar.ambiguous``, ``tar.link_data``, ``entry.sparse``, ``entry.mtime``, ``entry.name``,
             ``path.empty``.
-        PolicyError: ``entry.type``, ``entry.root``, ``entry.owner``, ``entry.device``, ``entry.mode``, ``path.*``,
-            ``limit.*``.
+        PolicyError: ``entry.type``, ``entry.root``, ``entry.owner``, ``entry.device``, ``entry.mode``,
+            ``entry.link_target`` (to the root; strict: to itself), ``path.*``, ``limit.*``.
     """
 
     def __init__(
@@ -286,7 +286,7 @@ class TarReader:
             uid=uid,
             gid=gid,
             mtime_ns=mtime,
-            link=self._link(raw, values, names, kind, where),
+            link=self._link(raw, values, names, kind, clean, where),
             major=raw.major if kind in (Kind.CHAR, Kind.BLOCK) else 0,
             minor=raw.minor if kind in (Kind.CHAR, Kind.BLOCK) else 0,
             xattrs=pax.xattrs(values, self._limits.xattr_size, where) if values else {},
@@ -306,7 +306,13 @@ class TarReader:
         return mode & 0o7777
 
     def _link(
-        self, raw: RawHeader, values: dict[bytes, bytes], names: dict[bytes, bytes], kind: Kind, where: Where
+        self,
+        raw: RawHeader,
+        values: dict[bytes, bytes],
+        names: dict[bytes, bytes],
+        kind: Kind,
+        clean: bytes,
+        where: Where,
     ) -> bytes:
         if kind not in (Kind.SYMLINK, Kind.HARDLINK):
             return b""
@@ -316,7 +322,12 @@ class TarReader:
         target = path or long_link or raw.link
         if kind is Kind.SYMLINK:
             return check_link(target, self._limits, where)
-        return clean_name(target, self._limits, where, strict=self._strict)
+        link = clean_name(target, self._limits, where, strict=self._strict)
+        # GNU tar writes a link to itself when it is given a name twice: nothing to do, if the file is there.
+        if not link or (link == clean and self._strict):
+            what = "itself" if link else "the root folder"
+            raise PolicyError("entry.link_target", f"{where}: a hard link to {what}", where=where, actual=what)
+        return link
 
     # -- data ------------------------------------------------------------------------------------------------------
 
