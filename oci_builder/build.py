@@ -20,11 +20,11 @@ from oci_builder.model.records import FileRecord, Tools, container_record, porta
 from oci_builder.model.settings import image_settings, timestamp
 from oci_builder.model.spec import Spec, load_spec
 from oci_builder.payload.tiers import realize_tiers
-from oci_builder.plan import PlanOptions, plan_layers
 from oci_builder.rootfs.layers import WriteOptions, write_layer
 from oci_builder.rootfs.layers_assemble import assemble, place_files, rewrite_parents
 from oci_builder.rootfs.layers_base import read_base
 from oci_builder.rootfs.layers_plan import BaseTree, LayerPlan, Normal, check_disjoint
+from oci_builder.rootfs.plan import PlanOptions, plan_layers
 from oci_builder.rootfs.scan import scan_tree
 from oci_builder.rootfs.scan_content import content_digests
 from oci_builder.store.blobs import DirStore

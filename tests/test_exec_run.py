@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 
 from chroot_exec.protocol import Check
-from oci_builder.exec_run import ExecOptions, gpu_selection, image_checks, load_checks, run_checks, run_in
-from oci_builder.exec_run_gates import ARCHIVE, ASSEMBLY, EXEC, GateContext, verify_exec
+from oci_builder.execution.gates import ARCHIVE, ASSEMBLY, EXEC, GateContext, verify_exec
+from oci_builder.execution.run import ExecOptions, gpu_selection, image_checks, load_checks, run_checks, run_in
+from oci_builder.execution.staging import Staged
 from oci_builder.model.errors import CheckFailed, FormatError, SpecError, TransportError
 from oci_builder.model.receipts import Statement
 from oci_builder.model.report import Finding, Report
-from oci_builder.staging import Staged
 from tests.chroot.lab import tiny_root
 
 SUBJECTS = (
@@ -103,7 +103,7 @@ def test_gpu_selection_follows_the_caller() -> None:
 
 def test_signals_reach_the_program(root: Path, options: ExecOptions) -> None:
     code = (
-        "import sys; from pathlib import Path; from oci_builder.exec_run import *;"
+        "import sys; from pathlib import Path; from oci_builder.execution.run import *;"
         f"o = ExecOptions(state={options.state!r});"
         "s = 'trap \"echo caught; exit 8\" TERM; echo ready; while :; do sleep 0.05; done';"
         f"sys.exit(run_in(Path({str(root)!r}), {{}}, ['/bin/sh', '-c', s], o).status)"

@@ -11,9 +11,9 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oci_builder.plan import MAX_LINKS, PlanOptions, plan_layers
 from oci_builder.rootfs.layers_plan import BaseTree, LayerPlan, Normal, PlannedEntry, check_disjoint, folder_entry
 from oci_builder.rootfs.layers_plan import order as sort_key
+from oci_builder.rootfs.plan import MAX_LINKS, PlanOptions, plan_layers
 from oci_builder.rootfs.scan import SourceEntry, Tree
 from oci_builder.rootfs.scan_content import LINK_FLOOR
 from oci_builder.wire.tar import Kind

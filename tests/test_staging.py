@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from oci_builder import staging
+from oci_builder.execution import staging
+from oci_builder.execution.staging import Staged, Unpacked, file_sha256, stage
 from oci_builder.model.digest import Digest
 from oci_builder.model.errors import FormatError, IntegrityError, SpecError, TransportError
-from oci_builder.staging import Staged, Unpacked, file_sha256, stage
 from tests.chroot.lab import mount, umount
 
 CONFIG = json.dumps(

@@ -2,9 +2,9 @@
 
     python make_lists.py UV_LOCK      # needs uv 0.11.18 on PATH and a package index
 
-``uv export --frozen`` gives each tier's names, versions and hashes from the lock alone. Two things are changed, and said
-here: torch, torchvision and triton come from the package index at the same versions (those wheels are cu130 builds too)
-instead of the PyTorch index, and vllm's wheel, whose hash is the locked one, comes from there instead of GitHub.
+``uv export --frozen`` gives each tier's names, versions and hashes from the lock alone. Two things are changed:
+torch, torchvision and triton come from the package index at the same versions (those wheels are cu130 builds too), and
+so does vllm's wheel, whose hash is the locked one.
 """
 
 from __future__ import annotations

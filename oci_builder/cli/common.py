@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar, cast
 
 import click
 
@@ -55,19 +55,19 @@ def default_jobs() -> int:
 
 def cache_option(function: F) -> F:
     """``--cache DIR``."""
-    option: Callable[[F], F] = click.option(
+    option: Any = click.option(
         "--cache", type=ARCHIVE, default=default_cache, show_default="the user's cache folder",
         help="Folder of blobs and build records, shared by builds.",
     )  # fmt: skip
-    return option(function)
+    return cast(F, option(function))
 
 
 def json_option(function: F) -> F:
     """``--json``: the result as JSON on standard output instead of lines for people."""
-    option: Callable[[F], F] = click.option(
+    option: Any = click.option(
         "--json", "json_file", flag_value="-", default=None, help="The result as JSON on standard output."
     )
-    return option(function)
+    return cast(F, option(function))
 
 
 def write_json(value: Any, target: str | None) -> None:
@@ -77,7 +77,8 @@ def write_json(value: Any, target: str | None) -> None:
     text = json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
     data = text.encode("utf-8", "backslashreplace")
     if target == "-":
-        click.get_binary_stream("stdout").write(data)
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
         return
     path = Path(target)
     part = path.with_name(f".{path.name}.partial-{os.getpid()}")

@@ -1,4 +1,4 @@
-"""Commands about evidence: key, receipt, qualification, repack, publish, report, sbom, stage."""
+"""Commands about evidence: key, receipt, qualification, repack, publish, report."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from oci_builder.cli.common import (
     ARCHIVE,
     Settings,
     cache_option,
-    default_jobs,
     json_option,
     pass_settings,
     say,
@@ -185,26 +184,4 @@ def publish(
     say(f"commit {done.commit}, card {done.card_commit}, receipt {done.receipt}")
 
 
-@click.command()
-@click.argument("name")
-@click.option("--on", "where", type=click.Choice(["local", "modal"]), default="local", show_default=True)
-@click.option("--spec", "spec_path", type=ARCHIVE, default=Path("spec.json"), show_default=True)
-@click.option("--work", type=ARCHIVE, default=Path("dist"), show_default=True, help="Folder that stages share.")
-@click.option("--yes", is_flag=True, help="Go on although the stage costs money.")
-@click.option("--jobs", type=click.IntRange(1, 256), default=default_jobs, show_default="CPUs")
-@json_option
-@pass_settings
-def stage(
-    settings: Settings, name: str, where: str, spec_path: Path, work: Path, yes: bool, jobs: int, json_file: str | None
-) -> None:
-    """Run one stage of a release, here or on Modal."""
-    from oci_builder.engines.run import StageRequest, run_stage_on
-
-    with settings.emitting() as emit:
-        result = run_stage_on(StageRequest(name, where, spec_path, work, jobs, yes), emit)
-    write_json(result, json_file)
-    if json_file != "-":
-        say(json.dumps(result, sort_keys=True))
-
-
-RELEASE_COMMANDS: tuple[click.Command, ...] = (key, receipt, qualification, report, repack, publish, stage)
+RELEASE_COMMANDS: tuple[click.Command, ...] = (key, receipt, qualification, report, repack, publish)

@@ -9,8 +9,8 @@ from pathlib import Path
 from oci_builder.build import BuildOptions, build
 from oci_builder.cli.common import default_jobs
 from oci_builder.cli.running import stage_archive
-from oci_builder.exec_run import ExecOptions, load_checks
-from oci_builder.exec_run_gates import verify_exec
+from oci_builder.execution.gates import verify_exec
+from oci_builder.execution.run import ExecOptions, load_checks
 from oci_builder.model.errors import SpecError
 from oci_builder.model.events import Emit
 from oci_builder.model.receipts import Check

@@ -28,8 +28,8 @@ def show_report(report: Report) -> None:
 
 def stage_archive(archive: Path, cache: Path, emit: Emit, platform: str = "linux/amd64") -> Any:
     """The archive's unpacked tree in the cache; a plain folder as it stands."""
+    from oci_builder.execution.staging import Unpacked, stage
     from oci_builder.model.digest import Digest
-    from oci_builder.staging import Unpacked, stage
     from oci_builder.unpack import UnpackOptions, unpack_image
 
     def unpack(source: Path, folder: Path) -> Unpacked:
@@ -44,8 +44,8 @@ def execute_checks(
     receipt: Path | None, cache: Path, quiet: bool,
 ) -> int:  # fmt: skip
     """Run the three gates of ``verify --exec``; returns the exit status."""
-    from oci_builder.exec_run import ExecOptions, gpu_selection, image_checks, load_checks
-    from oci_builder.exec_run_gates import verify_exec
+    from oci_builder.execution.gates import verify_exec
+    from oci_builder.execution.run import ExecOptions, gpu_selection, image_checks, load_checks
 
     selected, env = gpu_selection("" if gpu == "all" else gpu) if gpu is not None else (None, {})
     wanted = load_checks(checks) if checks is not None else None
@@ -95,7 +95,7 @@ def exec_command(
     cache: Path,
 ) -> None:  # fmt: skip
     """Run COMMAND in SUBJECT (an archive, or an unpacked folder); its exit status is passed on."""
-    from oci_builder.exec_run import ExecOptions, gpu_selection, run_in
+    from oci_builder.execution.run import ExecOptions, gpu_selection, run_in
 
     selected, site = gpu_selection("" if gpu == "all" else gpu) if gpu is not None else (None, {})
     options = ExecOptions(

@@ -18,6 +18,8 @@ from oci_builder.rootfs.layers import WriteOptions
 from oci_builder.store.blobs import DirStore
 from oci_builder.transports.host import load_host
 from oci_builder.transports.members import Members, read_members
+from oci_builder.transports.registry_policy import RegistryOptions
+from oci_builder.transports.registry_pull import Pins, load_registry
 from oci_builder.transports.resolve import admit_image, resolve_manifest
 from oci_builder.transports.rootfs import RootfsOptions, load_rootfs
 from oci_builder.wire.compress import BLOCK, Codec, encode_layer, sniff
@@ -52,12 +54,11 @@ def load_base(spec: Spec, folder: Path, store: DirStore, write: WriteOptions, em
     limits = spec.effective_limits
     match spec.base:
         case RegistryBase() as base:
-            from oci_builder.transports.registry_policy import RegistryOptions
-            from oci_builder.transports.registry_pull import Pins, load_registry
-
             options = RegistryOptions(limits=limits, plain_http=base.plain_http)
             pins = Pins(base.manifest, base.config)
-            pulled = load_registry(base.registry, base.digest, store, options, platform=spec.platform, pins=pins, emit=emit)
+            pulled = load_registry(
+                base.registry, base.digest, store, options, platform=spec.platform, pins=pins, emit=emit
+            )
             return Base(pulled.image, base.registry, pulled.manifest)
         case OciBase() as base:
             return _oci(folder / base.oci, base.digest, spec.platform, store, limits, emit)

@@ -1,5 +1,5 @@
 """C10: archives that are not what they seem, and unusual ones that are."""
-# ruff: noqa: E501 (a table)
+
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """C2-12, C3, C4: documents that lie. A case: id, what, the archive, the code that verify must find (None: accepted)."""
-# ruff: noqa: E501 (a table)
+
 
 from __future__ import annotations
 

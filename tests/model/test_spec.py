@@ -89,7 +89,7 @@ def test_what_is_no_spec_is_our_input_being_wrong(data: bytes) -> None:
 
 
 def test_every_limit_can_be_set_and_has_a_reason() -> None:
-    spec = parse(limits={name: 7 for name in Limits.names()})
+    spec = parse(limits=dict.fromkeys(Limits.names(), 7))
     assert all(getattr(spec.effective_limits, name) == 7 for name in Limits.names())
     assert all(len(reason) > 10 for reason in Limits.reasons().values())
 

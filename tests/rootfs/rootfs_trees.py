@@ -9,8 +9,8 @@ import subprocess
 import time
 from pathlib import Path
 
-from oci_builder.plan import PlanOptions, plan_layers
 from oci_builder.rootfs.layers_plan import LayerPlan, Normal
+from oci_builder.rootfs.plan import PlanOptions, plan_layers
 from oci_builder.rootfs.scan import scan_tree
 from oci_builder.rootfs.scan_content import content_digests
 from oci_builder.rootfs.scan_fingerprint import SETTLE_NS

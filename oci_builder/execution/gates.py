@@ -14,13 +14,13 @@ from typing import Any
 
 from chroot_exec.protocol import Check
 from chroot_exec.resolve import Root
-from oci_builder.exec_run import ExecOptions, run_checks
+from oci_builder.execution.run import ExecOptions, run_checks
+from oci_builder.execution.staging import Staged
 from oci_builder.model.errors import OciBuilderError
 from oci_builder.model.receipts import DOCKER, OCI, Gpu, Host, Receipt, Statement, Subject, parse_statement
 from oci_builder.model.receipts import Check as Result
 from oci_builder.model.report import Finding, Report
 from oci_builder.release.host import new_attempt, stamp, this_host, tool_versions
-from oci_builder.staging import Staged
 
 ARCHIVE, ASSEMBLY, EXEC = "container-archive", "container-assembly", "container-exec"
 # Findings about how the image is put together; every other one is about bytes.
