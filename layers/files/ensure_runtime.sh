@@ -43,7 +43,6 @@ main() {
   mkdir -p -- "${parent:-/}" || die 5 io.error "cannot make $parent"
   BESIDE="$parent/.$name"
   lock "$prefix" "$sha" || exit
-  trap 'rm -f -- "$BESIDE.lock"' EXIT
   trap 'exit 130' INT
   trap 'exit 143' TERM
   if [ "$STATE" = same ]; then
@@ -82,7 +81,10 @@ lock() { # prefix sha; sets STATE
     exec 9>>"$BESIDE.lock" || die 5 io.readonly "cannot write beside $1"
     STATE=$(helper lock "$BESIDE.lock" "$1" "$2")
     status=$?
-    [ "$status" = 75 ] || return "$status"
+    [ "$status" != 75 ] || continue
+    # 5: somebody else holds it.
+    [ "$status" = 5 ] || trap 'rm -f -- "$BESIDE.lock"' EXIT
+    return "$status"
   done
 }
 

@@ -1,0 +1,415 @@
+"""The real ensure_runtime.sh: from files, and from a hub behind TLS and a proxy. Group E and H field reports."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Built
+from tests.shell.hub import CDN, ELSEWHERE, Hub
+
+SCRIPT = Path(__file__).parents[2] / "layers/files/ensure_runtime.sh"
+# The helper must work where nothing of ours is installed: with the interpreter alone.
+PYTHON = str(Path(getattr(sys, "_base_executable", sys.executable)).resolve())
+
+
+def sha(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def script(*argv: object, cwd: Path | None = None, run_as: Path = SCRIPT, **env: str) -> subprocess.CompletedProcess[str]:
+    base = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "NRL_PYTHON": PYTHON, "NRL_RETRY_SECONDS": "0"}
+    return subprocess.run(
+        ["bash", str(run_as), *map(str, argv)], cwd=cwd, env={**base, **env}, capture_output=True, text=True, timeout=60
+    )
+
+
+def tree(root: Path) -> dict[str, tuple[object, ...]]:
+    """Path -> type, mode, content or target, and time of everything but the installer's own records."""
+    out: dict[str, tuple[object, ...]] = {}
+    for path in sorted(root.rglob("*")):
+        name = str(path.relative_to(root))
+        if name.startswith(".nrl-install"):
+            continue
+        found = path.lstat()
+        content: object = os.readlink(path) if path.is_symlink() else path.read_bytes() if path.is_file() else None
+        when = 0 if path.is_symlink() else int(found.st_mtime)
+        out[name] = (stat.S_IFMT(found.st_mode), stat.S_IMODE(found.st_mode), content, when)
+    return out
+
+
+def by_tar(archive: Path, folder: Path) -> dict[str, tuple[object, ...]]:
+    folder.mkdir()
+    subprocess.run(["tar", "-xpzf", archive, "-C", folder], check=True)
+    return tree(folder / "opt/rt")
+
+
+def test_installs_what_gnu_tar_unpacks(quick: Built, tmp_path: Path) -> None:
+    done = script(quick.portable, sha(quick.portable), tmp_path / "rt")
+    assert (done.returncode, done.stdout.strip()) == (0, str(tmp_path / "rt")), done.stderr
+    assert tree(tmp_path / "rt") == by_tar(quick.portable, tmp_path / "tar")
+    one, two = (tmp_path / f"rt/envs/{name}/lib/pkg/shared.bin" for name in ("one", "two"))
+    assert one.stat().st_ino == two.stat().st_ino
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["rt", "tar"]
+
+
+def test_an_archive_without_members_of_ours_gives_the_same_tree(quick: Built, tmp_path: Path) -> None:
+    plain = tmp_path / "plain.tar.gz"
+    plain.write_bytes(gzip.compress(gzip.decompress(quick.portable.read_bytes())))
+    assert script(plain, sha(plain), tmp_path / "rt").returncode == 0
+    assert tree(tmp_path / "rt") == by_tar(quick.portable, tmp_path / "tar")
+
+
+def test_a_member_that_lies_about_its_length_changes_nothing(quick: Built, tmp_path: Path) -> None:
+    data = bytearray(quick.portable.read_bytes())
+    at = data.index(b"OB\x04\x00")
+    data[at + 4 : at + 8] = (12345).to_bytes(4, "little")
+    lie = tmp_path / "lie.tar.gz"
+    lie.write_bytes(data)
+    done = script(lie, sha(lie), tmp_path / "rt")
+    assert done.returncode == 0, done.stderr
+    assert tree(tmp_path / "rt") == by_tar(quick.portable, tmp_path / "tar")
+
+
+def test_wrong_digest_is_refused_before_anything_is_unpacked(quick: Built, tmp_path: Path) -> None:
+    done = script(quick.portable, "0" * 64, tmp_path / "rt")
+    assert done.returncode == 3 and "blob.digest" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_matching_installation_is_checked_and_kept(quick: Built, tmp_path: Path) -> None:
+    for _ in range(2):
+        done = script(quick.portable, sha(quick.portable), tmp_path / "rt")
+        assert done.returncode == 0
+    assert "is intact" in done.stderr
+
+
+@pytest.mark.parametrize("how", ["content", "mode", "gone", "added", "link", "list"])
+def test_a_tampered_installation_is_found(quick: Built, tmp_path: Path, how: str) -> None:
+    """Sizes and times are as they were: only the content tells."""
+    root = tmp_path / "rt"
+    assert script(quick.portable, sha(quick.portable), root).returncode == 0
+    file = root / "envs/one/lib/pkg/own.py"
+    before = file.stat()
+    match how:
+        case "content":
+            file.write_text(file.read_text().replace("'one'", "'eno'"))
+            os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+        case "mode":
+            file.chmod(0o666)
+        case "gone":
+            file.unlink()
+        case "added":
+            (root / "envs/one/lib/sitecustomize.py").write_text("")
+        case "link":
+            (root / "envs/one/lib/link.py").unlink()
+            (root / "envs/one/lib/link.py").symlink_to("/etc/passwd")
+        case "list":
+            (root / ".nrl-install/files.json.gz").write_bytes(gzip.compress(b"{}"))
+    done = script(quick.portable, sha(quick.portable), root)
+    assert done.returncode == 3 and "install.damaged" in done.stderr
+
+
+def test_files_that_running_writes_are_no_damage(quick: Built, tmp_path: Path) -> None:
+    root = tmp_path / "rt"
+    assert script(quick.portable, sha(quick.portable), root).returncode == 0
+    (root / "envs/one/lib/pkg/__pycache__").mkdir()
+    (root / "envs/one/lib/pkg/__pycache__/own.cpython-313.pyc").write_bytes(b"x")
+    assert script(quick.portable, sha(quick.portable), root).returncode == 0
+
+
+@pytest.mark.parametrize("what", ["another archive", "a stranger's folder", "a file", "a link"])
+def test_something_else_at_the_prefix_is_left_alone(quick: Built, tmp_path: Path, what: str) -> None:
+    root = tmp_path / "rt"
+    match what:
+        case "another archive":
+            other = tmp_path / "other.tar.gz"
+            other.write_bytes(gzip.compress(gzip.decompress(quick.portable.read_bytes())))
+            assert script(other, sha(other), root).returncode == 0
+        case "a stranger's folder":
+            root.mkdir()
+            (root / "thesis.tex").write_text("mine")
+        case "a file":
+            root.write_text("mine")
+        case "a link":
+            (tmp_path / "real").mkdir()
+            root.symlink_to("real")
+    before = tree(tmp_path)
+    done = script(quick.portable, sha(quick.portable), root)
+    assert done.returncode == 6 and "install.differs" in done.stderr
+    assert tree(tmp_path) == before
+
+
+@pytest.mark.parametrize("name", ["a b", "a'b", 'a"b', "a$b", "a\tb", "a;b", "ü", "a*"])
+def test_odd_prefixes_are_refused_before_work(quick: Built, tmp_path: Path, name: str) -> None:
+    """B138: Ray starts workers through a shell without quoting."""
+    done = script(quick.portable, sha(quick.portable), tmp_path / name / "rt")
+    assert done.returncode == 2 and "install.prefix" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_archive_may_lie_in_an_odd_place(quick: Built, tmp_path: Path) -> None:
+    odd = tmp_path / "it's a \"place\" $HOME"
+    odd.mkdir()
+    shutil.copy(quick.portable, odd / "-r.tar.gz")
+    assert script(odd / "-r.tar.gz", sha(quick.portable), tmp_path / "rt").returncode == 0
+
+
+@pytest.mark.parametrize("how", ["relative", "trailing", "dots", "script by a link", "long"])
+def test_the_prefix_does_not_depend_on_how_it_is_said(quick: Built, tmp_path: Path, how: str) -> None:
+    """B146, B138."""
+    (tmp_path / "d").mkdir()
+    (tmp_path / "link").symlink_to(SCRIPT)
+    run_as, prefix, wanted = SCRIPT, "rt", tmp_path / "d/rt"
+    match how:
+        case "trailing":
+            prefix = "rt///"
+        case "dots":
+            prefix = "../d/./x/../rt"
+        case "script by a link":
+            run_as = Path("../link")
+        case "long":
+            prefix, wanted = "x" * 90, tmp_path / "d" / ("x" * 90)
+    done = script(quick.portable, sha(quick.portable), prefix, cwd=tmp_path / "d", run_as=run_as)
+    assert done.stdout.strip() == str(wanted) and done.returncode == 0, done.stderr
+
+
+def test_default_prefix_and_its_variable(quick: Built, tmp_path: Path) -> None:
+    digest = sha(quick.portable)
+    assert script(quick.portable, digest, NRL_RUNTIME_PREFIX=str(tmp_path / "v")).stdout.strip() == str(tmp_path / "v")
+    done = script(quick.portable, digest, HOME=str(tmp_path / "h"))
+    assert done.stdout.strip() == str(tmp_path / "h/.local/share/nemo-rl-v070-b200")
+
+
+def test_eight_at_once_give_one_tree(quick: Built, tmp_path: Path) -> None:
+    """B213, B215."""
+    argv = ["bash", str(SCRIPT), str(quick.portable), sha(quick.portable), str(tmp_path / "rt")]
+    env = {"PATH": os.environ["PATH"], "NRL_PYTHON": PYTHON}
+    runs = [subprocess.Popen(argv, env=env, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL) for _ in range(8)]
+    errors = [run.communicate(timeout=60)[1] for run in runs]
+    assert [run.returncode for run in runs] == [0] * 8, errors
+    assert sum(b"installed in" in e for e in errors) == 1 and sum(b"is intact" in e for e in errors) == 7
+    assert [p.name for p in tmp_path.iterdir()] == ["rt"]
+
+
+def test_killed_midway_leaves_no_marker_on_a_part(quick: Built, tmp_path: Path) -> None:
+    """B214: at whatever moment the first is killed, a second one ends with the whole tree."""
+    argv = ["bash", str(SCRIPT), str(quick.portable), sha(quick.portable), str(tmp_path / "rt")]
+    env = {"PATH": os.environ["PATH"], "NRL_PYTHON": PYTHON}
+    expected = by_tar(quick.portable, tmp_path / "tar")
+    for delay in (0.08, 0.12, 0.16, 0.2, 0.25):
+        run = subprocess.Popen(argv, env=env, start_new_session=True, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        try:
+            run.wait(delay)
+        except subprocess.TimeoutExpired:
+            os.killpg(run.pid, 9)
+            run.wait()
+        assert not (tmp_path / "rt").exists() or tree(tmp_path / "rt") == expected
+        assert script(quick.portable, sha(quick.portable), tmp_path / "rt").returncode == 0
+        assert tree(tmp_path / "rt") == expected
+        shutil.rmtree(tmp_path / "rt")
+
+
+def test_a_full_disk_is_said_before_work(quick: Built, tmp_path: Path, needs: object) -> None:
+    """B056."""
+    needs("mount", root=True)  # type: ignore[operator]
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", disk], check=True)
+    try:
+        done = script(quick.portable, sha(quick.portable), disk / "rt")
+        assert done.returncode == 5 and "io.space" in done.stderr and "are free" in done.stderr
+        assert list(disk.iterdir()) == []
+    finally:
+        subprocess.run(["umount", disk], check=True)
+
+
+def archive_of(folder: Path, *members: tuple[tarfile.TarInfo, bytes]) -> Path:
+    path = folder / "made.tar.gz"
+    with tarfile.open(path, "w:gz") as out:
+        for info, data in members:
+            info.size = len(data)
+            out.addfile(info, io.BytesIO(data))
+    return path
+
+
+def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "", data: bytes = b"") -> tuple[tarfile.TarInfo, bytes]:
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname, info.mode = kind, link, 0o755
+    return info, data
+
+
+@pytest.mark.parametrize(
+    ("members", "status"),
+    [
+        ([member("opt/rt/envs", tarfile.DIRTYPE), member("../out", data=b"x")], 4),
+        ([member("opt/rt/envs", tarfile.SYMTYPE, "/tmp"), member("opt/rt/envs/x", data=b"x")], 4),
+        ([member("opt/rt/envs/n", tarfile.CHRTYPE)], 4),
+        ([member("opt/rt/envs/n", tarfile.LNKTYPE, "etc/passwd")], 3),
+        ([member("opt/rt/data", data=b"x")], 3),
+        ([member("opt/rt/envs/a", data=b"x"), member("opt/rt/envs/a", data=b"y")], 3),
+    ],
+)
+def test_a_wrong_archive_is_refused_and_kept_for_diagnosis(
+    tmp_path: Path, members: list[tuple[tarfile.TarInfo, bytes]], status: int
+) -> None:
+    (tmp_path / "in").mkdir()
+    archive = archive_of(tmp_path, *members)
+    done = script(archive, sha(archive), tmp_path / "in/rt")
+    assert done.returncode == status, done.stderr
+    assert [p.name for p in (tmp_path / "in").iterdir()] == [".rt.failed"]
+    assert not (tmp_path / "out").exists()
+
+
+def test_folders_without_write_permission(tmp_path: Path) -> None:
+    """B054: an ordinary user unpacks them too, and they end as they were."""
+    folder = member("opt/rt/envs/x", tarfile.DIRTYPE)
+    folder[0].mode = 0o555
+    archive = archive_of(tmp_path, folder, member("opt/rt/envs/x/f", data=b"x"))
+    user = ["setpriv", "--reuid", "1000", "--clear-groups"] if os.geteuid() == 0 else []
+    target = tmp_path / "home"
+    target.mkdir()
+    if user:
+        os.chown(target, 1000, -1)
+        for place in (tmp_path, *tmp_path.parents):
+            if place != Path("/tmp") and place.is_relative_to("/tmp"):
+                place.chmod(place.stat().st_mode | 0o055)
+    argv = [*user, "bash", str(SCRIPT), str(archive), sha(archive), str(target / "rt")]
+    done = subprocess.run(argv, capture_output=True, text=True, env={"PATH": "/usr/bin:/bin"}, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert stat.S_IMODE((target / "rt/envs/x").stat().st_mode) == 0o555
+
+
+def test_an_interpreter_that_does_not_start_is_found_at_once(tmp_path: Path) -> None:
+    """B152."""
+    archive = archive_of(tmp_path, member("opt/rt/envs/base/bin/python", tarfile.SYMTYPE, "../../../python/bin/python"))
+    done = script(archive, sha(archive), tmp_path / "rt")
+    assert done.returncode == 3 and "install.interpreter" in done.stderr
+    assert not (tmp_path / "rt").exists()
+
+
+@pytest.fixture
+def hub(quick: Built, tmp_path: Path) -> Iterator[Hub]:
+    if shutil.which("openssl") is None or shutil.which("curl") is None:
+        pytest.skip("not installed: openssl or curl")
+    (tmp_path / "tls").mkdir()
+    made = Hub(quick.portable.read_bytes(), tmp_path / "tls").start()
+    yield made
+    made.close()
+
+
+def fetch(hub: Hub, prefix: Path, url: str = "", **env: str) -> subprocess.CompletedProcess[str]:
+    digest = hashlib.sha256(hub.data).hexdigest()
+    more = {"PROXY": hub.proxy, "CURL_CA_BUNDLE": str(hub.ca), **env}
+    prefix.parent.mkdir(exist_ok=True)
+    return script(url or hub.url, digest, prefix, **more)
+
+
+def test_a_download_goes_through_the_proxy_to_the_hub_and_its_store(hub: Hub, tmp_path: Path) -> None:
+    done = fetch(hub, tmp_path / "in/rt", HTTPS_PROXY="http://127.0.0.1:9", NO_PROXY="*", HF_TOKEN="hf_lab")
+    assert done.returncode == 0, done.stderr
+    assert {c.partition(":")[0] for c in hub.connects} == {"huggingface.co", CDN}
+    assert {(host, auth) for host, _, _, _, auth in hub.requests} == {("huggingface.co", "Bearer hf_lab"), (CDN, "")}
+    assert [p.name for p in (tmp_path / "in").iterdir()] == ["rt"]
+
+
+def test_drops_are_continued(hub: Hub, tmp_path: Path) -> None:
+    hub.faults.drop_at, hub.faults.drops = len(hub.data) // 4, 3
+    done = fetch(hub, tmp_path / "in/rt")
+    assert done.returncode == 0, done.stderr
+    ranges = [r for host, method, _, r, _ in hub.requests if method == "GET" and r]
+    assert len(ranges) == 3 and len(set(ranges)) == 3
+
+
+def test_a_part_of_an_earlier_start_is_continued_and_a_wrong_one_is_not_trusted(hub: Hub, tmp_path: Path) -> None:
+    """B079: what lies there is bound to the digest by the digest alone."""
+    digest = hashlib.sha256(hub.data).hexdigest()
+    (tmp_path / "in").mkdir()
+    part = tmp_path / f"in/.rt.download-{digest[:16]}"
+    part.write_bytes(hub.data[:1000])
+    assert fetch(hub, tmp_path / "in/rt").returncode == 0
+    assert any(r == "bytes=1000-" for *_, r, _ in hub.requests)
+    part2 = tmp_path / f"in/.two.download-{digest[:16]}"
+    part2.write_bytes(b"another file's beginning" * 30)
+    assert fetch(hub, tmp_path / "in/two").returncode == 0
+
+
+@pytest.mark.parametrize("fault", ["ignore_range", "early"])
+def test_servers_that_do_not_continue_where_asked(hub: Hub, tmp_path: Path, fault: str) -> None:
+    """B076, B077."""
+    hub.faults.drop_at, hub.faults.drops = len(hub.data) // 3, 1
+    setattr(hub.faults, fault, 100 if fault == "early" else True)
+    done = fetch(hub, tmp_path / "in/rt")
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_expired_link_is_asked_for_again(hub: Hub, tmp_path: Path) -> None:
+    """B074."""
+    hub.faults.expired = 2
+    assert fetch(hub, tmp_path / "in/rt").returncode == 0
+    assert sum(host == "huggingface.co" for host, *_ in hub.requests) == 3
+
+
+@pytest.mark.parametrize("when", ["hub", "store"])
+def test_redirects_to_other_hosts_are_refused(hub: Hub, tmp_path: Path, when: str) -> None:
+    if when == "hub":
+        hub.faults.redirect = ELSEWHERE
+    else:
+        hub.faults.second = f"https://{ELSEWHERE}/x"
+    done = fetch(hub, tmp_path / "in/rt")
+    assert done.returncode == 4 and "install.host_refused" in done.stderr
+    assert ELSEWHERE not in "".join(hub.connects)
+
+
+def test_a_redirect_inside_the_store_is_followed(hub: Hub, tmp_path: Path) -> None:
+    hub.faults.second = f"https://cdn-lfs.hf.co/other"
+    done = fetch(hub, tmp_path / "in/rt")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["https://huggingface.co.example.net/x", "http://huggingface.co/x", "https://u@huggingface.co/x",
+     "https://example.net/huggingface.co", "https://huggingface.co@example.net/", "ftp://huggingface.co/x",
+     "https://huggingface.co:8443/x"],
+)  # fmt: skip
+def test_other_addresses_are_refused_without_a_request(hub: Hub, tmp_path: Path, url: str) -> None:
+    assert fetch(hub, tmp_path / "in/rt", url).returncode == 4
+    assert hub.connects == []
+
+
+def test_no_proxy_no_download(hub: Hub, tmp_path: Path) -> None:
+    done = fetch(hub, tmp_path / "in/rt", PROXY="", HTTPS_PROXY=hub.proxy)
+    assert done.returncode == 2 and "install.proxy" in done.stderr
+    assert hub.connects == []
+
+
+def test_wrong_bytes_are_never_unpacked(hub: Hub, tmp_path: Path) -> None:
+    body = bytearray(hub.data)
+    body[len(body) // 2] ^= 1
+    hub.faults.body = bytes(body)
+    done = fetch(hub, tmp_path / "in/rt")
+    assert done.returncode == 3 and "blob.digest" in done.stderr
+    assert not (tmp_path / "in/rt").exists()
+
+
+def test_an_unknown_authority_is_not_believed(hub: Hub, tmp_path: Path) -> None:
+    done = fetch(hub, tmp_path / "in/rt", CURL_CA_BUNDLE="/etc/ssl/certs/ca-certificates.crt", NRL_RETRIES="1")
+    assert done.returncode == 5 and hub.requests == []
+
+
+def test_absent_files_end_at_once(hub: Hub, tmp_path: Path) -> None:
+    hub.faults.status = 404
+    done = fetch(hub, tmp_path / "in/rt")
+    assert done.returncode == 5 and len(hub.requests) == 1
