@@ -1,0 +1,139 @@
+"""activate.sh in real shells: what it sets, keeps and gives back."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "layers/files/activate.sh"
+PYTHON = Path(getattr(sys, "_base_executable", sys.executable)).resolve()
+DUMP = f"{PYTHON} -c 'import json, os; print(json.dumps(dict(os.environ)))'"
+SHELLS = ["bash -eu -c", "zsh -f -eu -c", "bash -c"]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A prefix with what activate.sh looks at."""
+    place = tmp_path / "rt"
+    site = place / "envs/base/lib/python3.13/site-packages/nvidia"
+    for folder in ("cudnn/lib", "cu13/lib"):
+        (site / folder).mkdir(parents=True)
+    (place / "envs/base/bin").mkdir()
+    (place / "envs/base/bin/python").symlink_to(shutil.which("true") or "/bin/true")
+    (place / "cuda").mkdir()
+    (place / "source/nemo_rl").mkdir(parents=True)
+    (place / ".nrl-install").mkdir()
+    (place / ".nrl-install/installed.json").write_text(json.dumps({"sha256": "ab" * 32}, indent=1))
+    shutil.copy(SCRIPT, place)
+    return place
+
+
+def run(shell: str, script: str, **env: str) -> subprocess.CompletedProcess[str]:
+    words = shell.split()
+    if shutil.which(words[0]) is None:
+        pytest.skip(f"not installed: {words[0]}")
+    given = {"PATH": os.environ["PATH"], "HOME": "/home/lab", **env}
+    return subprocess.run([*words, script], env=given, capture_output=True, text=True, timeout=30)
+
+
+def environment(shell: str, script: str, **env: str) -> dict[str, str]:
+    done = run(shell, f"{script}; {DUMP}", **env)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
+    return {k: v for k, v in found.items() if k not in ("_", "SHLVL", "OLDPWD", "PWD")}
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_sets_paths_caches_and_offline(root: Path, shell: str) -> None:
+    env = environment(shell, f". {root}/activate.sh", CUDA_VISIBLE_DEVICES="3,5", NCCL_DEBUG="INFO", PYTHONHOME="/x")
+    assert env["NEMO_RL_PREBUILT_ENV_ROOT"] == f"{root}/envs" and env["VIRTUAL_ENV"] == f"{root}/envs/base"
+    assert env["PATH"].split(":")[:3] == [f"{root}/envs/base/bin", f"{root}/bin", f"{root}/cuda/bin"]
+    assert (env["PYTHONPATH"], env["CUDA_HOME"]) == (f"{root}/source", f"{root}/cuda")
+    assert (env["CUDA_VISIBLE_DEVICES"], env["NCCL_DEBUG"], env["HF_HUB_OFFLINE"]) == ("3,5", "INFO", "1")
+    assert "PYTHONHOME" not in env and "NRL_CONTAINER" not in env
+    site = f"{root}/envs/base/lib/python3.13/site-packages/nvidia"
+    assert env["LD_LIBRARY_PATH"] == f"{site}/cudnn/lib:{site}/cu13/lib"
+    caches = [env[n] for n in ("TRITON_CACHE_DIR", "DG_JIT_CACHE_DIR", "CUDA_CACHE_PATH", "XDG_CACHE_HOME", "VLLM_CACHE_ROOT")]
+    assert all(c.startswith("/home/lab/.cache/nrl-runtime/abababababababab/") for c in caches)
+    assert not any("stubs" in v or "::" in v for v in env.values())
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_deactivate_gives_everything_back(root: Path, shell: str) -> None:
+    given = {"LD_LIBRARY_PATH": "/a b:/c", "NRL_CONTAINER": "1", "PYTHONPATH": "it's $x \"q\"", "HF_HOME": ""}
+    before = environment(shell, ":", **given)
+    after = environment(shell, f". {root}/activate.sh; . {root}/activate.sh; deactivate_nrl", **given)
+    assert after == before
+    left = run(shell, f". {root}/activate.sh; deactivate_nrl; set", **given)
+    assert left.returncode == 0
+    assert [line for line in left.stdout.splitlines() if line.lower().startswith("_nrl")] == []
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_twice_is_once(root: Path, shell: str) -> None:
+    given = {"LD_LIBRARY_PATH": ":/keep::", "CPLUS_INCLUDE_PATH": ""}
+    once = environment(shell, f". {root}/activate.sh", **given)
+    assert environment(shell, f". {root}/activate.sh; . {root}/activate.sh", **given) == once
+    assert once["LD_LIBRARY_PATH"].endswith("/cu13/lib:/keep")
+    assert once["CPLUS_INCLUDE_PATH"] == f"{root}/cuda/include/cccl"
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+@pytest.mark.parametrize("call", [". ./activate.sh", ". ../rt/activate.sh", "cd /; . {root}/activate.sh", ". ../link.sh"])
+def test_the_prefix_does_not_depend_on_the_call(root: Path, shell: str, call: str) -> None:
+    """B146. A link elsewhere is not the prefix: that is said."""
+    (root.parent / "link.sh").symlink_to(root / "activate.sh")
+    done = run(shell, f"cd {root}; {call.format(root=root)}; echo \"$NRL_RUNTIME_ROOT\"")
+    if "link" in call:
+        assert "holds no runtime" in done.stderr
+    else:
+        assert done.stdout.strip() == str(root), done.stderr
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+@pytest.mark.parametrize(
+    ("given", "word"),
+    [
+        ({"NEMO_RL_PY_EXECUTABLES_SYSTEM": "1"}, "exclude each other"),
+        ({"NEMO_RL_SOURCE_ROOT": "/nowhere"}, "no nemo_rl"),
+        ({"NRL_CACHE_ROOT": "{root}/cache"}, "inside the prefix"),
+        ({"NRL_CACHE_ROOT": "cache"}, "not an absolute path"),
+    ],
+)
+def test_refusals_change_nothing(root: Path, shell: str, given: dict[str, str], word: str) -> None:
+    given = {k: v.format(root=root) for k, v in given.items()}
+    before = environment(shell, ":", **given)
+    done = run(shell, f". {root}/activate.sh || {{ {DUMP}; }}", **given)
+    assert word in done.stderr
+    after = json.loads(done.stdout.splitlines()[-1])
+    assert {k: v for k, v in after.items() if k not in ("_", "SHLVL", "OLDPWD", "PWD")} == before
+
+
+def test_overlay_online_and_short_ray_folder(root: Path, tmp_path: Path) -> None:
+    """B197, B198: a scheduler's TMPDIR does not lengthen Ray's sockets."""
+    (tmp_path / "mine/nemo_rl").mkdir(parents=True)
+    given = {"NEMO_RL_SOURCE_ROOT": str(tmp_path / "mine"), "NRL_ONLINE": "1", "TMPDIR": "/t" * 45}
+    env = environment("bash -eu -c", f". {root}/activate.sh", **given)
+    assert env["PYTHONPATH"] == str(tmp_path / "mine") and "HF_HUB_OFFLINE" not in env
+    assert (env["RAY_TMPDIR"], env["TMPDIR"]) == ("/tmp", "/t" * 45)
+    kept = environment("bash -eu -c", f". {root}/activate.sh", RAY_TMPDIR="/scratch/r")
+    assert kept["RAY_TMPDIR"] == "/scratch/r"
+
+
+def test_without_home_and_without_record(root: Path) -> None:
+    shutil.rmtree(root / ".nrl-install")
+    env = environment("bash -eu -c", f"unset HOME; . {root}/activate.sh")
+    assert env["TRITON_CACHE_DIR"].startswith(f"/tmp/nrl-{os.getuid()}/.cache/nrl-runtime/prefix-")
+
+
+def test_odd_folders_are_refused(root: Path) -> None:
+    odd = root.parent / "a b"
+    root.rename(odd)
+    done = run("bash -c", f". '{odd}/activate.sh'")
+    assert done.returncode == 2 and "characters" in done.stderr
