@@ -258,8 +258,8 @@ class RegistryClient:
         failed: TransportError | None = None
         try:
             response = self._follow(method, path, headers, body, None)
-            # What Go's net/http answers to plain HTTP on a TLS port.
-            if response.status != 400 or b"HTTPS server" not in response.peek(1024):
+            # What Go's net/http answers to plain HTTP on a TLS port; it says so, but not to a HEAD.
+            if response.status != 400 or (method != "HEAD" and b"HTTPS server" not in response.peek(1024)):
                 self._settled = True
                 return response
             response.close()
@@ -271,7 +271,11 @@ class RegistryClient:
         try:
             response = self._follow(method, path, headers, body, None)
         except TransportError as error:
+            if "CERTIFICATE_VERIFY_FAILED" in error.message:
+                raise  # It does speak TLS.
             self._oras.prefix = "http"
+            if method == "HEAD" and failed is None:
+                return self._follow(method, path, headers, body, None)
             raise failed or error from None
         finally:
             self._connect_seconds = _CONNECT_SECONDS

@@ -13,6 +13,7 @@ import socket
 import ssl
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -171,7 +172,7 @@ class Registry:
 
     def _upload(self, request: Request, repo: str) -> Reply:
         if request.method == "POST":
-            name = str(len(self.uploads) + 1)
+            name = uuid.uuid4().hex
             self.uploads[name] = bytearray()
             return Reply(202, b"", {"Location": f"/v2/{repo}/blobs/uploads/{name}?_state=s3cr3t-state"})
         name = request.path.rpartition("/")[2]
@@ -210,6 +211,7 @@ def _error(status: int, code: str, message: str = "") -> Reply:
 def _handler(registry: Registry) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True
 
         def _serve(self) -> None:
             parts = urlsplit(self.path)
