@@ -14,10 +14,12 @@ import pytest
 
 from oci_builder.model.errors import IntegrityError, OciBuilderError, SpecError, TransportError
 from oci_builder.model.events import silent
-from oci_builder.model.spec import LockTier, RequirementsTier
+from oci_builder.model.spec import LockTier, RequirementsTier, Spec
 from oci_builder.payload import environments
 from oci_builder.payload import uv as tools
 from oci_builder.payload.environments import keep_packages, realize
+from oci_builder.payload.tiers import realize_tiers
+from oci_builder.rootfs.host import python_executable
 
 try:
     tools.find_uv(Path("/nonexistent"))
@@ -256,3 +258,17 @@ class TestLock:
         with pytest.raises(SpecError) as caught:
             realize("base", LockTier(project="project", lock="pinned.lock"), place, place / "work", silent)
         assert caught.value.code == "payload.lock"
+
+
+def test_a_host_base_refuses_a_tier_of_another_python(place: Path) -> None:
+    others = [*sorted(Path.home().glob(".pyenv/versions/3.*/bin/python3")), Path("/usr/bin/python3")]
+    other = next((p for p in others if p.is_file() and p.resolve() != python_executable()), None)
+    if other is None:
+        pytest.skip("needs a second Python")
+    spec = Spec.model_validate(
+        {"name": "n", "tag": "t", "base": {"host": True}, "prefix": "/opt/x",
+         "tiers": {"base": {"requirements": "base.txt", "python": str(other)}}}
+    )  # fmt: skip
+    with pytest.raises(SpecError) as caught:
+        realize_tiers(spec, place, place / "work")
+    assert caught.value.code == "spec.python"
