@@ -47,13 +47,13 @@ class LayoutFolder:
             # Shared: whoever finishes tidies up only when nobody else is at work here.
             fcntl.flock(self._fd, fcntl.LOCK_SH)
             self._check()
+            self.store = DirStore(self.path, self._work)
         except OSError as error:
             self._close()
             raise disk_error(error, "opening the layout") from None
         except OciBuilderError:
             self._close()
             raise
-        self.store = DirStore(self.path, self._work)
         return self
 
     def __exit__(
