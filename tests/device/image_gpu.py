@@ -58,15 +58,23 @@ class Steps:
         self.good = False
         return True
 
-    def cli(self, name: str, limit: float, *arguments: str, needed: float = 15) -> int:
-        """One command of ``oci-builder``; its status, 124 when it took too long, 125 when it was not run."""
+    def cli(self, name: str, limit: float, *arguments: str, needed: float = 15, user: Path | None = None) -> int:
+        """One command of ``oci-builder``; its status, 124 when it took too long, 125 when it was not run.
+
+        With ``user`` it is an ordinary user's, whose home that is; the programs are then the copies in the work folder.
+        """
         if self.skip(name, needed):
             return 125
-        path = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")]))
+        place = self.session.work if user else REPOSITORY
+        path = os.pathsep.join(filter(None, [str(place), os.environ.get("PYTHONPATH")]))
         seconds = str(int(min(limit, self.left())))
         command = ["timeout", "-k", "10", seconds, sys.executable, "-c", "from oci_builder.cli import main; main()"]
         environment = {**os.environ, **NO_MULTICAST, "PYTHONPATH": path}
-        status = self.session.timed(name, [*command, *arguments], env=environment)
+        who: dict[str, Any] = {}
+        if user is not None:
+            environment.update(HOME=str(user), TMPDIR=str(user))
+            who = {"user": ORDINARY_UID, "group": ORDINARY_UID, "extra_groups": [], "cwd": str(user)}
+        status = self.session.timed(name, [*command, *arguments], env=environment, **who)
         self.good = self.good and status == 0
         return status
 
@@ -131,7 +139,8 @@ def image(steps: Steps) -> None:
     build = ["build", str(session.work / "spec.json"), "--out", str(out), "--cache", str(cache), *jobs]
     if steps.cli("build", 180, *build):
         return
-    steps.cli("rebuild-unchanged", 60, *build)
+    if options.root != "/":
+        steps.cli("rebuild-unchanged", 60, *build)
     shutil.copy(out / "container.json", session.out)
     session.summary["sizes"] = {p.name: p.stat().st_size for p in sorted(out.iterdir()) if p.is_file()}
     # Space is short on such machines: what is no longer needed goes.
@@ -143,27 +152,45 @@ def image(steps: Steps) -> None:
     gpu = [] if options.small else ["--gpu", "all"]
     steps.cli("verify-exec", 330, "verify", *archives, *gates, *gpu, needed=60)
     shutil.rmtree(cache / "staged", ignore_errors=True)
+    rootless(steps, archives, [*jobs, *gpu])
     tree = session.work / "tree"
-    if steps.cli("unpack", 90, "unpack", archives[0], str(tree), *jobs):
-        return
-    moved_and_rootless(steps, spec, tree)
+    if not steps.cli("unpack", 90, "unpack", archives[0], str(tree), *jobs):
+        moved_and_alone(steps, spec, tree)
 
 
-def moved_and_rootless(steps: Steps, spec: dict[str, Any], tree: Path) -> None:
-    """The relocation check with the prefix at two places, and all checks as an ordinary user."""
-    gpu = {} if not steps.options.small else {"gpu": None}
-    found = checks(steps.session, steps.options, "single")
+def rootless(steps: Steps, archives: list[str], more: list[str]) -> None:
+    """The same gates as an ordinary user, who verifies, unpacks and runs all of it without any right of root."""
+    session = steps.session
+    shutil.copytree(REPOSITORY / "oci_builder", session.work / "oci_builder",
+                    ignore=shutil.ignore_patterns("__pycache__"))  # fmt: skip
+    home = session.work / "user"
+    home.mkdir()
+    os.chown(home, ORDINARY_UID, ORDINARY_UID)
+    for place in (Path(archives[0]).parent, *map(Path, archives)):
+        place.chmod(place.stat().st_mode | 0o755)
+    gates = ["--exec", "--cache", str(home / "cache"), "--receipt", str(home / "gates.json"), *more]
+    steps.cli("rootless", 330, "verify", *archives, *gates, needed=60, user=home)
+    if (home / "gates.json").exists():
+        shutil.copy(home / "gates.json", session.out / "gates-rootless.json")
+    shutil.rmtree(home, ignore_errors=True)
+
+
+def moved_and_alone(steps: Steps, spec: dict[str, Any], tree: Path) -> None:
+    """The relocation check with the prefix at two places; and with one GPU the exchange between GPUs must fail."""
     again = {"source": str(tree / PREFIX.lstrip("/")), "target": MOVED}
-    more = {"config": {"Env": spec["env"]}, "binds": [again], **gpu}
-    python = f"{PREFIX}/envs/base/bin/python3"
-    argv = [python, f"{PREFIX}/checks", "relocation", "--prefix", PREFIX, "--prefix", MOVED]
-    relocation = {"name": "relocation", "argv": argv, "result": "json", "timeout": 150, "env": NO_MULTICAST}
+    more: dict[str, Any] = {"config": {"Env": spec["env"]}, "binds": [again]}
+    common = {"timeout": 150, "env": NO_MULTICAST}
+    program = [f"{PREFIX}/envs/base/bin/python3", f"{PREFIX}/checks"]
+    argv = [*program, "relocation", "--prefix", PREFIX, "--prefix", MOVED]
+    relocation = {"name": "relocation", "argv": argv, "result": "json", **common}
+    refused = {"name": "one-rank-is-refused", "argv": [*program, "nccl"], "exit": 1,
+               "stdout": [r'"outcome": "fail", "reason": "1 GPUs, 2 wanted'], **common}  # fmt: skip
+    if steps.options.small:
+        more["gpu"] = None
     steps.requested("relocation", request(str(tree), "root", [relocation], **more))
-    for path in (tree, *(p for p in tree.iterdir() if p.is_dir() and not p.is_symlink())):
-        os.chown(path, ORDINARY_UID, ORDINARY_UID)
-    limit = max(20.0, (steps.left() - 20) / 2)
-    short = [{**check, "timeout": min(check["timeout"], limit)} for check in found]
-    steps.requested("rootless", request(str(tree), "rootless", short, **{**more, "binds": []}), needed=60)
+    if not steps.options.small:
+        more["gpu"] = {"devices": ["0"]}
+        steps.requested("one-gpu", request(str(tree), "root", [refused], **more))
 
 
 def threads(steps: Steps) -> None:
