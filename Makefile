@@ -38,7 +38,7 @@ lint: setup
 	else echo 'shellcheck is not installed: scripts are not checked'; fi
 
 bench: setup
-	$(PY) -m bench $(BENCH_ARGS)
+	@scripts/bench.sh $(BENCH_ARGS)
 
 soak: setup
 	$(PY) -m pytest -m soak $(PYTEST_ARGS)
