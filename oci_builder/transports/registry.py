@@ -6,12 +6,10 @@ the only file that knows oras, and requests and urllib3 below it.
 
 from __future__ import annotations
 
-import os
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 from urllib.parse import urljoin, urlsplit
@@ -25,7 +23,13 @@ from oci_builder.model.events import Emit, Event, silent
 from oci_builder.model.redact import redact, redact_url
 from oci_builder.transports.registry_auth import Authorizer, TokenAnswer
 from oci_builder.transports.registry_guard import Origin, check_target, is_loopback
-from oci_builder.transports.registry_policy import RETRIED_STATUS, RegistryOptions, pause_of, registry_says
+from oci_builder.transports.registry_policy import (
+    RETRIED_STATUS,
+    RegistryOptions,
+    pause_of,
+    registry_says,
+    trusted_authorities,
+)
 from oci_builder.transports.registry_reference import Reference
 
 _CONNECT_SECONDS = 20
@@ -35,10 +39,8 @@ _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _READ = 1 << 20
 _TOKEN_BYTES = 1 << 20
 _RETRIED_CODES = frozenset({"http.connect", "http.timeout", "http.read", "http.proxy"})
-# Where Go's crypto/x509 looks; certifi's list, requests' default, lacks what an administrator added.
-_SYSTEM_TRUST = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem")
 
-_WITH_URL = re.compile(r"(?: with)? url: \S+")
+_NOISE = re.compile(r"(?: with)? url: \S+|\bHTTPS?Connection(?:Pool)?\([^)]*\): ")
 
 # Bytes, or an iterable of them with a length (else it would be sent in HTTP chunks).
 Body = Callable[[], bytes | Iterable[bytes]]
@@ -142,7 +144,7 @@ class RegistryClient:
         self._settled = self.options.plain_http or not self._loopback
         self._settling = threading.Lock()
         self._connect_seconds = _CONNECT_SECONDS
-        self._oras = oras.provider.Registry(hostname=reference.api_host, insecure=plain, tls_verify=_trust())
+        self._oras = oras.provider.Registry(hostname=reference.api_host, insecure=plain)
         self._session: requests.Session = self._oras.session
         # Else requests reads a redirect's body, however long, and prepares the next request even when told not to.
         self._session.get_redirect_target = lambda _response: None
@@ -313,7 +315,7 @@ class RegistryClient:
         try:
             return self._session.request(
                 method, url, headers={"Accept-Encoding": "identity", "User-Agent": "oci-builder", **headers}, data=data,
-                stream=True, allow_redirects=False, verify=_trust(), auth=_no_netrc,
+                stream=True, allow_redirects=False, verify=trusted_authorities(), auth=_no_netrc,
                 timeout=(self._connect_seconds, self.options.limits.blob_idle_seconds),
             )  # fmt: skip
         except (requests.RequestException, urllib3.exceptions.HTTPError, OSError, ValueError) as error:
@@ -361,18 +363,10 @@ def _no_netrc(request: requests.PreparedRequest) -> requests.PreparedRequest:
     return request
 
 
-def _trust() -> str | bool:
-    """The certificate authorities: the user's choice, the system's, or certifi's (``True``)."""
-    for variable in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "SSL_CERT_FILE", "SSL_CERT_DIR"):
-        if chosen := os.environ.get(variable):
-            return chosen
-    return next((path for path in _SYSTEM_TRUST if Path(path).is_file()), True)
-
-
 def _error_of(error: Exception, where: str, secrets: tuple[str, ...]) -> TransportError:
     """Our error for one of requests' or urllib3's; the most telling cause, without addresses of objects."""
     # The text quotes the path, whose query may be a signature under any name.
-    text = redact(_WITH_URL.sub("", str(error)), secrets)
+    text = redact(_NOISE.sub("", str(_innermost(error))), secrets)
     match error:
         case requests.exceptions.ProxyError() | urllib3.exceptions.ProxyError():
             code, why = "http.proxy", "the proxy cannot be used; see HTTPS_PROXY, HTTP_PROXY and NO_PROXY"
@@ -391,3 +385,12 @@ def _error_of(error: Exception, where: str, secrets: tuple[str, ...]) -> Transpo
             code, why = "http.read", "the connection broke"
     host = urlsplit(where).hostname or where
     return TransportError(code, f"{host}: {why} ({show(text[:300])})", where=where, actual=type(error).__name__)
+
+
+def _innermost(error: BaseException) -> BaseException:
+    """What requests and urllib3 have wrapped."""
+    while True:
+        inner = getattr(error, "reason", None) or next(iter(error.args), None)
+        if not isinstance(inner, BaseException):
+            return error
+        error = inner

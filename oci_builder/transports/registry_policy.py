@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from pathlib import Path
 
 from oci_builder.model.errors import show
 from oci_builder.model.limits import DEFAULT_LIMITS, Limits
@@ -15,6 +17,8 @@ from oci_builder.transports.credentials import FindCredential, docker_credential
 
 RETRIED_STATUS = frozenset({408, 429, 500, 502, 503, 504})
 _LONGEST_RETRY_AFTER = 120.0
+# Where Go's crypto/x509 looks; certifi's list, requests' default, lacks what an administrator added.
+_SYSTEM_TRUST = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,3 +75,11 @@ def registry_says(body: bytes) -> str:
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return ""
     return f" ({show(code[:60])}: {show(message[:200])})" if code or message else ""
+
+
+def trusted_authorities() -> str | bool:
+    """The certificate authorities: the user's choice, the system's, or certifi's (``True``)."""
+    for variable in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "SSL_CERT_FILE", "SSL_CERT_DIR"):
+        if chosen := os.environ.get(variable):
+            return chosen
+    return next((path for path in _SYSTEM_TRUST if Path(path).is_file()), True)
