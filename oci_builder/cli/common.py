@@ -71,7 +71,10 @@ def json_option(function: F) -> F:
 
 
 def write_json(value: Any, target: str | None) -> None:
-    """Write a result; ``-`` is standard output, ``None`` nowhere. A file appears only when it is complete."""
+    """Write a result; ``-`` is standard output, ``None`` nowhere.
+
+    A file appears only when it is complete. A pipe or device (``/dev/stderr``) is written to, never replaced.
+    """
     if target is None:
         return
     text = json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
@@ -83,6 +86,9 @@ def write_json(value: Any, target: str | None) -> None:
     path = Path(target)
     part = path.with_name(f".{path.name}.partial-{os.getpid()}")
     try:
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            path.write_bytes(data)
+            return
         part.write_bytes(data)
         part.replace(path)
     except OSError as error:

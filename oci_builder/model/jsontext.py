@@ -14,6 +14,7 @@ from oci_builder.model.errors import FormatError, PolicyError, show
 from oci_builder.model.limits import DEFAULT_LIMITS, Limits
 
 _TOKENS = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _INT64 = 1 << 63
 
 
@@ -23,7 +24,8 @@ def load_json(data: bytes, where: str, limits: Limits = DEFAULT_LIMITS, max_size
     Raises:
         PolicyError: ``limit.document`` when it is larger than ``max_size`` (default ``limits.document``).
         FormatError: ``json.syntax``, ``json.duplicate`` (a repeated key), ``json.number`` (NaN, infinity, an integer
-            outside 64 bits), ``json.depth``.
+            outside 64 bits), ``json.depth``. Half a surrogate pair is ``json.syntax``: Go reads U+FFFD there, and no
+            document that we write could hold it.
     """
     bound = limits.document if max_size is None else max_size
     if len(data) > bound:
@@ -34,9 +36,12 @@ def load_json(data: bytes, where: str, limits: Limits = DEFAULT_LIMITS, max_size
     _check_depth(data, where, limits.json_depth)
     try:
         text = data.decode("utf-8")
-        return json.loads(
+        value = json.loads(
             text, object_pairs_hook=_unique(where), parse_constant=_no_constant(where), parse_int=_int(where)
         )
+        if _SURROGATE.search(data):
+            json.dumps(value, ensure_ascii=False).encode()
+        return value
     except FormatError:
         raise
     except (ValueError, RecursionError) as error:

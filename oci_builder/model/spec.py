@@ -32,6 +32,7 @@ from oci_builder.model.jsontext import dump_json, load_json
 from oci_builder.model.limits import Limits
 
 # Ray starts workers through ``bash -c`` without quoting, and uv's launchers do not survive every character.
+_COMPONENT = 255
 _PREFIX = re.compile(r"/[A-Za-z0-9._+@=-]+(/[A-Za-z0-9._+@=-]+)*\Z")
 _ENV = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=[^\0\n]*\Z")
 
@@ -188,6 +189,10 @@ class Owner(SpecModel):
 def _prefix(value: str) -> str:
     if not _PREFIX.match(value) or any(part in (".", "..") for part in value.split("/")):
         raise ValueError("must be absolute, without . or .., of the characters [A-Za-z0-9._/+@=-], without a final /")
+    if any(part.startswith(".wh.") for part in value.split("/")):
+        raise ValueError("a part that begins with .wh. would delete files when the image is unpacked")
+    if any(len(part) > _COMPONENT for part in value.split("/")):
+        raise ValueError(f"a part is longer than {_COMPONENT} bytes, which no file system holds")
     return value
 
 

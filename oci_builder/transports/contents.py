@@ -111,12 +111,14 @@ def read_contents(
             for name, file in _layout_files(path):
                 with open(file, "rb", buffering=0) as opened:
                     scan.member(name, FileRange(opened.fileno(), 0, file.stat().st_size).chunks())
-        elif path.exists():
+        elif path.is_file():
             with open(path, "rb", buffering=0) as opened:
                 emit(Event("start", task, total=path.stat().st_size))
                 source = FileRange(opened.fileno(), 0, path.stat().st_size)
                 scan.archive(_counted(source.chunks(), emit, task), str(path))
                 emit(Event("done", task))
+        elif path.exists():
+            raise SpecError("spec.path", f"{show(str(path))} is neither a file nor a folder", where=str(path))
         else:
             raise SpecError("spec.path", f"no such archive: {show(str(path))}", where=str(path))
     except OSError as error:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from oci_builder.model.errors import SpecError, show
 from oci_builder.model.jsontext import dump_json
 from oci_builder.model.spec import DockerBase, HostBase, OciBase, RootfsBase, Spec
 from oci_builder.rootfs.scan_fingerprint import fingerprint
@@ -44,7 +45,10 @@ def _identity(path: Path, exclude: Sequence[str] = ()) -> Any:
 
 
 def _stat(path: Path) -> list[int]:
-    found = os.stat(path)
+    try:
+        found = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        raise SpecError("spec.path", f"no such base: {show(str(path))}", where=str(path)) from None
     return [found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns]
 
 

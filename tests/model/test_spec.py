@@ -56,6 +56,8 @@ def test_the_published_schema_is_the_models() -> None:
         ({"base": {"host": False}}, "spec.field", "base.host"),
         ({"prefix": "/a/../b"}, "spec.field", "prefix"),
         ({"prefix": "relative"}, "spec.field", "prefix"),
+        ({"prefix": "/opt/.wh.x"}, "spec.field", "prefix"),
+        ({"prefix": "/" + "a" * 256}, "spec.field", "prefix"),
         ({"prefix": "/with space"}, "spec.field", "prefix"),
         ({"name": "Upper"}, "spec.field", "name"),
         ({"tag": "a b"}, "spec.field", "tag"),
@@ -81,7 +83,8 @@ def test_errors_name_the_field(changes: dict[str, Any], code: str, field: str) -
     assert error.value.exit_status == 2
 
 
-@pytest.mark.parametrize("data", [b"", b"[]", b"{", b'{"name": "a", "name": "b"}', b"\xff", b'{"epoch": NaN}', b"[" * 9999])
+@pytest.mark.parametrize("data", [b"", b"[]", b"{", b'{"name": "a", "name": "b"}', b"\xff", b'{"epoch": NaN}', b"[" * 9999,
+                                  b'{"cmd": ["\\ud800"]}', b'{"labels": {"\\udfff": ""}}'])  # fmt: skip
 def test_what_is_no_spec_is_our_input_being_wrong(data: bytes) -> None:
     with pytest.raises(SpecError) as error:
         parse_spec(data)
