@@ -114,7 +114,7 @@ def write_spec(session: Session, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def checks(session: Session, options: argparse.Namespace, stage: str) -> list[dict[str, Any]]:
-    """The shipped list for this image, with NVLink multicast off; ``single`` has the GPUs' exchange in it too."""
+    """The shipped list for this image, with NVLink multicast off; where there are several GPUs, their exchange too."""
     modules = SMALL_MODULES if options.small else GPU_MODULES
     words = [word for module in modules for word in ("--module", module)]
     wanted = "container-check" if options.small else stage
@@ -122,7 +122,7 @@ def checks(session: Session, options: argparse.Namespace, stage: str) -> list[di
     more = ["--stage", wanted, "--gpus", str(max(2, session.gpus)), *words]
     done = subprocess.run([*command, *more], capture_output=True, text=True, check=True)
     found = list(json.loads(done.stdout)["checks"])
-    if wanted == "single":
+    if wanted == "single" and session.gpus > 1:
         found += checks(session, options, "nccl")[2:]
     for check in found:
         check["env"] = {**NO_MULTICAST, "MAX_JOBS": "8"}
