@@ -1,0 +1,132 @@
+"""The acceptance scan of a relocated tree: every way in which it could still hang on the place where it was made."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import posixpath
+import stat
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from oci_builder.model.errors import disk_error, show
+from oci_builder.model.report import Finding
+from oci_builder.payload.elf import MAGIC
+from oci_builder.payload.relocate import SYSTEM_FOLDERS, read_facts, walk
+
+
+@dataclass(frozen=True, slots=True)
+class AuditOptions:
+    """What to look for.
+
+    Attributes:
+        needles: absolute paths that no file may hold: build prefixes, scratch and cache folders.
+        external: patterns of absolute link targets that whoever runs the tree has: a base's interpreter.
+        allowed: patterns of paths below the root that may hold a needle or a strange search path, with the reason.
+        threads: how many files are read at once.
+    """
+
+    needles: tuple[str, ...] = ()
+    external: tuple[str, ...] = ()
+    allowed: tuple[tuple[str, str], ...] = ()
+    threads: int = 2
+
+
+def audit(root: Path, options: AuditOptions) -> tuple[Finding, ...]:
+    """All findings, sorted by path; an allowed one is a warning with its reason. Each inode is read once.
+
+    Codes: ``payload.prefix`` (a file or link holds a needle), ``payload.link`` (absolute, leaves the root, or leads
+    nowhere), ``payload.runpath`` (a library looks in a folder of some build machine), ``payload.special``.
+
+    Raises:
+        TransportError: ``io.*``.
+    """
+    top = os.fsencode(root)
+    needles = [os.fsencode(needle).rstrip(b"/") for needle in options.needles]
+    try:
+        entries = list(walk(top))
+        findings = [f for path, found in entries for f in _entry(top, path, found, options)]
+        files = _names(entries)
+        with ThreadPoolExecutor(options.threads) as pool:
+            for paths, problems in zip(files, pool.map(lambda p: _file(top, p[0], needles), files), strict=True):
+                findings += [_finding(code, path, what, options) for path in paths for code, what in problems]
+    except OSError as error:
+        raise disk_error(error, "auditing") from None
+    return tuple(sorted(findings, key=lambda f: (f.where, f.code, f.actual)))
+
+
+def _names(entries: Iterable[tuple[bytes, os.stat_result]]) -> list[list[bytes]]:
+    """The regular files, each with all its names."""
+    out: dict[tuple[int, int], list[bytes]] = {}
+    for path, found in entries:
+        if stat.S_ISREG(found.st_mode) and found.st_size:
+            out.setdefault((found.st_dev, found.st_ino), []).append(path)
+    return list(out.values())
+
+
+def _entry(top: bytes, path: bytes, found: os.stat_result, options: AuditOptions) -> Iterator[Finding]:
+    if stat.S_ISLNK(found.st_mode):
+        target = os.readlink(os.path.join(top, path))
+        wrong = _link(top, path, target, options)
+        if wrong:
+            yield _finding("payload.link", path, f"{show(target)} {wrong}", options)
+    elif not stat.S_ISREG(found.st_mode):
+        yield _finding("payload.special", path, "a device, fifo or socket", options)
+
+
+def _link(top: bytes, path: bytes, target: bytes, options: AuditOptions) -> str:
+    if target.startswith(b"/"):
+        text = target.decode("utf-8", "backslashreplace")
+        return "" if any(fnmatchcase(text, pattern) for pattern in options.external) else "is absolute"
+    lands = posixpath.normpath(posixpath.join(posixpath.dirname(path), target))
+    if lands == b".." or lands.startswith(b"../"):
+        return "leaves the tree"
+    # Links on the way count: a lexical answer alone could be led outside by another link.
+    real_top = os.path.realpath(top)
+    try:
+        real = os.path.realpath(os.path.join(top, path), strict=True)
+    except OSError:
+        return "leads nowhere"
+    inside = real == real_top or real.startswith(real_top + b"/")
+    return "" if inside or _via_external(top, lands, options) else "leaves the tree by another link"
+
+
+def _via_external(top: bytes, path: bytes, options: AuditOptions) -> bool:
+    """Does the chain of links that starts at a path end at an external target?"""
+    for _ in range(40):
+        place = os.path.join(top, path)
+        if not os.path.islink(place):
+            return False
+        target = os.readlink(place)
+        if target.startswith(b"/"):
+            return not _link(top, path, target, options)
+        path = posixpath.normpath(posixpath.join(posixpath.dirname(path), target))
+    return False
+
+
+def _file(top: bytes, path: bytes, needles: Sequence[bytes]) -> list[tuple[str, str]]:
+    """(code, what) of everything wrong with a file's content."""
+    with open(os.path.join(top, path), "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            held = [("payload.prefix", f"holds {show(n)} at byte {at}") for n in needles if (at := data.find(n)) >= 0]
+            elf = data[:4] == MAGIC
+        return held + (list(_strays(file.fileno(), size)) if elf else [])
+
+
+def _strays(fd: int, size: int) -> Iterator[tuple[str, str]]:
+    facts = read_facts(fd, size)
+    for entry in facts.runpath or facts.rpath if facts else ():
+        if not entry.startswith(("$ORIGIN", "${ORIGIN}")) and entry.rstrip("/") not in SYSTEM_FOLDERS:
+            yield "payload.runpath", f"searches {show(entry)}"
+
+
+def _finding(code: str, path: bytes, what: str, options: AuditOptions) -> Finding:
+    text = path.decode("utf-8", "backslashreplace")
+    reason = next((why for pattern, why in options.allowed if fnmatchcase(text, pattern)), None)
+    message = f"{show(path)}: {what}" + (f" (allowed: {reason})" if reason is not None else "")
+    severity, status = ("error", 1) if reason is None else ("warning", 0)
+    return Finding(code, severity, text, actual=what, message=message, exit_status=status)

@@ -1,0 +1,155 @@
+"""Relocation rules, pure: bytes of one file or link in, the bytes that work from any prefix out; None leaves it alone.
+
+Each rule is idempotent: what it gives, it leaves alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import posixpath
+import re
+from dataclasses import dataclass
+
+# What may follow a prefix when it is really that folder, and not the first letters of another one.
+_END = rb"(?![A-Za-z0-9._+@=-])"
+_INTERPRETER = re.compile(rb"#![ \t]*(\S*/)?(python[0-9.]*)([ \t][^\n]*)?\n")
+# uv's and distlib's launchers where the interpreter's path is too long or has a space.
+_LAUNCHER = re.compile(rb"#!/bin/sh\n'''exec' [\"']?(/[^\"'\n]*/python[0-9.]*)[\"']? \"\$0\" \"\$@\"\n' '''\n")
+_VERSION = re.compile(rb"^version(?:_info)? *= *(\d+)\.(\d+)", re.MULTILINE)
+_HOME = re.compile(rb"^home *=.*\n?", re.MULTILINE)
+_COMMAND = re.compile(rb"^(executable|command|base-[a-z-]+) *=.*\n?", re.MULTILINE)
+_CONFIGURATION = re.compile(
+    rb"(?:_sysconfigdata[^/]*\.(?:py|json)|[^/]*\.pc|[^/]*\.la|[^/]*\.cmake|python[0-9.]*-config|"
+    rb"_sysconfig_vars[^/]*\.json)\Z|.*/config-[^/]*/Makefile\Z"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Prefixes:
+    """The names that the tree's root has.
+
+    Attributes:
+        built: absolute paths that it has or had while its parts were made, e.g. in a build's scratch folder.
+        final: where it will live; configuration files name it. Nothing needs it to run.
+    """
+
+    built: tuple[bytes, ...]
+    final: bytes
+
+    def inside(self, path: bytes) -> bytes | None:
+        """An absolute path as one below the root, or None when it is not."""
+        path = posixpath.normpath(path)
+        for name in sorted(self.built, key=len, reverse=True):
+            if path == name or path.startswith(name + b"/"):
+                return path[len(name) + 1 :]
+        return None
+
+    def pattern(self) -> re.Pattern[bytes]:
+        """Matches every built name where it ends."""
+        names = sorted(self.built, key=len, reverse=True)
+        return re.compile(b"(?:" + b"|".join(map(re.escape, names)) + b")" + _END)
+
+
+def relative_link(path: bytes, target: bytes, prefixes: Prefixes) -> bytes | None:
+    """An absolute symbolic link into the tree as a relative one."""
+    inside = prefixes.inside(target) if target.startswith(b"/") else None
+    return None if inside is None else relative(path, inside)
+
+
+def relative(path: bytes, target: bytes) -> bytes:
+    """``target`` as seen from the folder of ``path``; both below the root.
+
+    >>> relative(b"envs/base/bin/python", b"python/bin/python3.13")
+    b'../../../python/bin/python3.13'
+    """
+    return posixpath.relpath(b"/" + target, b"/" + posixpath.dirname(path))
+
+
+def launcher(path: bytes, data: bytes, prefixes: Prefixes) -> bytes | None:
+    """A script whose interpreter is in the tree, started through the interpreter's place beside the script.
+
+    A ``#!`` line takes no relative path, no space and at most 127 bytes, so sh finds the interpreter: sh reads the
+    script up to its ``exec``, Python reads that part as a string literal with the program after it.
+    """
+    match = _LAUNCHER.match(data) or _INTERPRETER.match(data)
+    if match is None:
+        return None
+    named = match[1] if match.re is _LAUNCHER else (match[1] or b"") + match[2]
+    inside = prefixes.inside(named) if named.startswith(b"/") else None
+    if inside is None:
+        return None
+    return (
+        b"#!/bin/sh\n'''exec' \"$(dirname -- \"$(realpath -- \"$0\")\")\"/'" + relative(path, inside)
+        + b"' \"$0\" \"$@\"\n' '''\n" + data[match.end() :]
+    )  # fmt: skip
+
+
+def venv_settings(data: bytes, prefixes: Prefixes, home: bytes | None) -> bytes | None:
+    """``pyvenv.cfg`` without paths of the build.
+
+    From 3.13 on, an interpreter without ``home`` follows its own link (cpython#135831), so the key goes; older ones
+    need it, and get the final place.
+
+    Args:
+        home: folder of the real interpreter below the root; None when it is outside, and then ``home`` stays.
+    """
+    out = _COMMAND.sub(lambda m: b"" if prefixes.pattern().search(m[0]) else m[0], data)
+    if home is not None:
+        found = _VERSION.search(data)
+        new = tuple(map(int, found.groups())) >= (3, 13) if found else False
+        out = _HOME.sub(b"" if new else b"home = " + posixpath.join(prefixes.final, home) + b"\n", out, count=1)
+    return None if out == data else out
+
+
+def is_configuration(path: bytes) -> bool:
+    """A file that tells compilers and build tools where things are."""
+    return bool(_CONFIGURATION.match(posixpath.basename(path)) or _CONFIGURATION.match(path))
+
+
+def configuration(data: bytes, prefixes: Prefixes) -> bytes | None:
+    """Such a file with the final prefix instead of the build's."""
+    out = prefixes.pattern().sub(prefixes.final.replace(b"\\", rb"\\"), data)
+    return None if out == data else out
+
+
+def path_file(path: bytes, data: bytes, prefixes: Prefixes) -> bytes | None:
+    """A ``.pth`` file whose absolute lines into the tree are relative to its folder (site.py joins them so)."""
+    lines = []
+    for line in data.splitlines(keepends=True):
+        inside = prefixes.inside(line.rstrip()) if line.startswith(b"/") else None
+        lines.append(line if inside is None else relative(path, inside) + b"\n")
+    out = b"".join(lines)
+    return None if out == data else out
+
+
+def is_local_origin(data: bytes, prefixes: Prefixes) -> bool:
+    """Does a ``direct_url.json`` (PEP 610) name a folder of the build machine?"""
+    try:
+        url = str(json.loads(data).get("url", ""))
+    except (ValueError, AttributeError):
+        return bool(prefixes.pattern().search(data))
+    return url.startswith("file:")
+
+
+def runpath(path: bytes, entries: tuple[str, ...], prefixes: Prefixes, system: tuple[str, ...]) -> str | None:
+    """A library's search path, with places in the tree relative to the library and strays of build machines gone.
+
+    Args:
+        entries: DT_RUNPATH or DT_RPATH, in order.
+        system: absolute folders that every machine has; they stay.
+    """
+    out: list[str] = []
+    for entry in entries:
+        if entry.startswith("/"):
+            inside = prefixes.inside(os.fsencode(entry))
+            if inside is not None:
+                entry = f"$ORIGIN/{os.fsdecode(relative(path, inside))}".removesuffix("/.")
+            elif entry.rstrip("/") not in system:
+                continue
+        elif not entry.startswith(("$ORIGIN", "${ORIGIN}")):
+            # Relative to whoever's working folder, an empty one included: nobody means that.
+            continue
+        if entry not in out:
+            out.append(entry)
+    return None if out == list(entries) else ":".join(out)
