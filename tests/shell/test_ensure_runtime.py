@@ -373,7 +373,7 @@ def test_redirects_to_other_hosts_are_refused(hub: Hub, tmp_path: Path, when: st
 
 
 def test_a_redirect_inside_the_store_is_followed(hub: Hub, tmp_path: Path) -> None:
-    hub.faults.second = f"https://cdn-lfs.hf.co/other"
+    hub.faults.second = "https://cdn-lfs.hf.co/other"
     done = fetch(hub, tmp_path / "in/rt")
     assert done.returncode == 0, done.stderr
 
