@@ -16,6 +16,7 @@ from oci_builder.model.errors import disk_error, show
 from oci_builder.model.report import Finding
 from oci_builder.payload.elf import MAGIC
 from oci_builder.payload.relocate import SYSTEM_FOLDERS, read_facts, walk
+from oci_builder.payload.relocate_rules import WORD
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +113,17 @@ def _file(top: bytes, path: bytes, needles: Sequence[bytes]) -> list[tuple[str, 
     with open(os.path.join(top, path), "rb") as file:
         size = os.fstat(file.fileno()).st_size
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            held = [("payload.prefix", f"holds {show(n)} at byte {at}") for n in needles if (at := data.find(n)) >= 0]
+            held = [("payload.prefix", f"holds {show(n)} at byte {at}") for n in needles if (at := _find(data, n)) >= 0]
             elf = data[:4] == MAGIC
         return held + (list(_strays(file.fileno(), size)) if elf else [])
+
+
+def _find(data: mmap.mmap, needle: bytes) -> int:
+    """Where a path begins that is the needle or below it; -1 when nowhere. ``/build2`` is not below ``/build``."""
+    at = data.find(needle)
+    while at >= 0 and data[at + len(needle) : at + len(needle) + 1] in WORD:
+        at = data.find(needle, at + 1)
+    return at
 
 
 def _strays(fd: int, size: int) -> Iterator[tuple[str, str]]:

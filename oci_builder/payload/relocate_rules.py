@@ -12,6 +12,7 @@ import re
 from dataclasses import dataclass
 
 # What may follow a prefix when it is really that folder, and not the first letters of another one.
+WORD = frozenset(bytes([byte]) for byte in range(128) if chr(byte).isalnum() or byte in b"._+@=-")
 _END = rb"(?![A-Za-z0-9._+@=-])"
 _INTERPRETER = re.compile(rb"#![ \t]*(\S*/)?(python[0-9.]*)([ \t][^\n]*)?\n")
 # uv's and distlib's launchers where the interpreter's path is too long or has a space.
