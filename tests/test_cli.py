@@ -198,7 +198,7 @@ def test_every_verb_has_help(verb: str) -> None:
 
 def test_the_verbs_of_the_contract_are_there() -> None:
     """Requirements, section 10."""
-    verbs = "build verify inspect diff pull push unpack exec readiness stage repack publish qualification sbom receipt"
+    verbs = "build verify inspect diff pull push unpack exec readiness repack publish qualification sbom receipt"
     assert set(verbs.split()) <= set(cli.commands)
 
 

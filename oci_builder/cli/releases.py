@@ -1,4 +1,4 @@
-"""Commands about evidence: key, receipt, qualification, repack, publish, report."""
+"""Commands about evidence: key, receipt, qualification, repack, publish, report, sbom."""
 
 from __future__ import annotations
 
@@ -184,4 +184,25 @@ def publish(
     say(f"commit {done.commit}, card {done.card_commit}, receipt {done.receipt}")
 
 
-RELEASE_COMMANDS: tuple[click.Command, ...] = (key, receipt, qualification, report, repack, publish)
+@click.command()
+@click.argument("inventory", type=ARCHIVE)
+@click.option("--subject", required=True, help="What the inventory is of, e.g. nemo-rl-v070-b200/vllm.")
+@click.option("--version", "version", required=True, help="Its version, e.g. the release.")
+@click.option("--epoch", type=int, default=0, show_default=True, help="Time in the document, seconds since 1970.")
+def sbom(inventory: Path, subject: str, version: str, epoch: int) -> None:
+    """Print the CycloneDX bill of materials for a tier's INVENTORY (JSON), what was left out included."""
+    from oci_builder.model.errors import disk_error
+    from oci_builder.model.jsontext import load_json
+    from oci_builder.release.sbom import sbom as bill
+
+    try:
+        data = inventory.read_bytes()
+    except OSError as error:
+        raise disk_error(error, "reading the inventory") from None
+    value = load_json(data, str(inventory))
+    if not isinstance(value, dict) or not isinstance(value.get("packages"), list):
+        raise SpecError("spec.inventory", f"{inventory} is no inventory: it has no list of packages")
+    sys.stdout.buffer.write(bill(value, subject=subject, version=version, epoch=epoch))
+
+
+RELEASE_COMMANDS: tuple[click.Command, ...] = (key, receipt, qualification, report, repack, publish, sbom)
