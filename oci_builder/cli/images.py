@@ -76,18 +76,19 @@ def build(
 @click.option("--exec", "execute", is_flag=True, help="Then unpack the image and run its checks in a sandbox.")
 @click.option("--checks", type=ARCHIVE, default=None, help="Checks to run (JSON); default: the image's own.")
 @click.option("--gpu", is_flag=False, flag_value="all", default=None, metavar="[DEVICES]", help="Give the checks GPUs.")
+@click.option("--target", default=None, metavar="sm_NN", help="Judge too whether it runs on this GPU (readiness).")
 @click.option("--receipt", type=ARCHIVE, default=None, help="Write the checks' receipt (unsigned JSON) to FILE.")
 @cache_option
-@click.option(
-    "--json", "json_file", default=None, metavar="FILE", help="The report as JSON."
-)
+@click.option("--json", "json_file", default=None, metavar="FILE", help="The report as JSON.")
 @pass_settings
 def verify(
     settings: Settings, archives: tuple[Path, ...], spec_path: Path | None, profile: str, platform: str, jobs: int,
-    execute: bool, checks: Path | None, gpu: str | None, receipt: Path | None, cache: Path, json_file: str | None,
+    execute: bool, checks: Path | None, gpu: str | None, target: str | None, receipt: Path | None, cache: Path,
+    json_file: str | None,
 ) -> None:  # fmt: skip
     """Verify one or two image archives, ours or anybody's; two must be the same image."""
-    from oci_builder.cli.running import execute_checks, show_report
+    from oci_builder.cli.running import execute_checks, show_report, with_readiness
+    from oci_builder.readiness import ReadinessOptions
     from oci_builder.verify import VerifyOptions, verify_archives
 
     if len(archives) > 2:
@@ -96,6 +97,8 @@ def verify(
     with settings.emitting() as emit:
         options = VerifyOptions(profile=profile, platform=platform, limits=limits, threads=jobs, emit=emit)
         report = verify_archives(archives, options)
+        if target is not None and report.ok:
+            report = with_readiness(report, archives[0], ReadinessOptions(target=target, platform=platform), emit)
     write_json(report.to_json(), json_file)
     if json_file != "-":
         show_report(report)

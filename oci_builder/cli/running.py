@@ -5,9 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+
+if TYPE_CHECKING:
+    from oci_builder.readiness import ReadinessOptions
 
 from oci_builder.cli.common import ARCHIVE, Settings, cache_option, json_option, pass_settings, say, write_json
 from oci_builder.model.errors import OciBuilderError, SpecError
@@ -24,6 +27,13 @@ def show_report(report: Report) -> None:
         say(f"{finding.severity}[{finding.code}] {finding.where}: {finding.message}{more}")
     count = len(report.findings) - len(report.errors)
     say(f"ok, {count} warnings" if report.ok else f"not ok: {len(report.errors)} errors, {count} warnings")
+
+
+def with_readiness(report: Report, archive: Path, options: ReadinessOptions, emit: Emit) -> Report:
+    """A good report with readiness's findings: only bytes that are what they claim are worth judging."""
+    from oci_builder.readiness import readiness
+
+    return Report(report.subjects, report.findings + readiness(archive, options, emit=emit).findings())
 
 
 def stage_archive(archive: Path, cache: Path, emit: Emit, platform: str = "linux/amd64") -> Any:
@@ -141,16 +151,19 @@ def _bind(text: str) -> Any:
 @click.option("--glibc", default="2.35", show_default=True, help="glibc of the oldest host.")
 @click.option("--driver", type=int, default=580, show_default=True, help="Branch of the oldest driver.")
 @click.option("--allow", type=ARCHIVE, default=None, help="Rules of your own (TOML) beside the built-in ones.")
+@click.option("--platform", default="linux/amd64", show_default=True, help="Which image of an index.")
 @json_option
 @pass_settings
 def readiness_command(
-    settings: Settings, subject: Path, target: str, glibc: str, driver: int, allow: Path | None, json_file: str | None
-) -> None:
+    settings: Settings, subject: Path, target: str, glibc: str, driver: int, allow: Path | None, platform: str,
+    json_file: str | None,
+) -> None:  # fmt: skip
     """Judge without a GPU whether SUBJECT (archive or folder) runs on a GPU node."""
     from oci_builder.readiness import ReadinessOptions, readiness
 
     with settings.emitting() as emit:
-        report = readiness(subject, ReadinessOptions(target=target, glibc=glibc, driver=driver, allow=allow), emit=emit)
+        options = ReadinessOptions(target=target, glibc=glibc, driver=driver, allow=allow, platform=platform)
+        report = readiness(subject, options, emit=emit)
     write_json(report.to_json(), json_file)
     if json_file != "-":
         for line in report.to_text().splitlines():

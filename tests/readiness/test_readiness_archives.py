@@ -8,6 +8,7 @@ import io
 import json
 import random
 import subprocess
+import sys
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -279,3 +280,20 @@ def test_random_damage_never_does_more_than_say_no(tmp_path: Path) -> None:
             judge(tmp_path / "a.tar", bytes(data))
         except OciBuilderError:
             pass
+
+
+def test_verify_judges_readiness_when_a_target_is_named(tmp_path: Path) -> None:
+    """Issue 9: part of ``verify``: a kernel for another GPU only makes a good archive not ok."""
+    tier = tmp_path / "tier"
+    tier.mkdir()
+    (tier / "kernel.cubin").write_bytes(BAD)
+    spec = {"name": "x", "tag": "t", "base": {"scratch": True}, "prefix": "/opt/rt", "tiers": {"a": {"path": str(tier)}}}
+    (tmp_path / "spec.json").write_text(json.dumps(spec))
+    main = [sys.executable, "-c", "from oci_builder.cli import main; main()"]
+    cache = ["--cache", str(tmp_path / "cache")]
+    subprocess.run([*main, "build", str(tmp_path / "spec.json"), "--out", str(tmp_path / "out"), *cache], check=True)
+    archive = str(tmp_path / "out/runtime.oci.tar")
+    for target, status in (("sm_90", 0), ("sm_100", 1)):
+        done = subprocess.run([*main, "verify", archive, "--target", target, "--json", str(tmp_path / "r.json")], check=False)
+        report = json.loads((tmp_path / "r.json").read_text())
+        assert (done.returncode, report["ok"]) == (status, status == 0), report["findings"]
