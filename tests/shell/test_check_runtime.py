@@ -1,0 +1,215 @@
+"""check_runtime.py and nrl-run-record, run as programs with nothing installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FILES = Path(__file__).parents[2] / "layers/files"
+PYTHON = str(Path(getattr(sys, "_base_executable", sys.executable)).resolve())
+
+
+def load() -> Any:
+    spec = importlib.util.spec_from_file_location("check_runtime", FILES / "check_runtime.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+check = load()
+
+
+@pytest.fixture
+def prefix(tmp_path: Path) -> Path:
+    """A runtime whose tiers are venvs of this Python, with the shipped checks and inventories."""
+    root = tmp_path / "rt"
+    for tier in ("base", "vllm"):
+        subprocess.run([PYTHON, "-m", "venv", "--without-pip", root / "envs" / tier], check=True)
+        inventory = {"packages": [{"name": "torch", "version": "1"}], "omitted": {"deep-ep": "needs nvcc"} if tier == "base" else {}}
+        (root / f"inventory-{tier}.json").write_text(json.dumps(inventory))
+    shutil.copytree(FILES / "checks", root / "checks", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("check_runtime.py", "nrl-run-record"):
+        shutil.copy(FILES / name, root)
+    for tool in check.TOOLS:
+        (root / "cuda/bin").mkdir(parents=True, exist_ok=True)
+        shutil.copy("/bin/true", root / "cuda/bin" / tool)
+    (root / "cuda/include").mkdir()
+    (root / "cuda/include/cuda.h").touch()
+    (root / "cuda/nvvm/libdevice").mkdir(parents=True)
+    (root / ".nrl-install").mkdir()
+    (root / ".nrl-install/installed.json").write_text(json.dumps({"sha256": "ab" * 32, "prefix": str(root)}))
+    return root
+
+
+def run(prefix: Path, *argv: str, **env: str) -> tuple[int, dict[str, dict[str, Any]], str]:
+    given = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", **env}
+    done = subprocess.run(
+        [PYTHON, str(prefix / "check_runtime.py"), "--json", "-", *argv], env=given, capture_output=True, text=True
+    )
+    result = json.loads(done.stdout)
+    assert result["ok"] is (done.returncode == 0)
+    return done.returncode, {r["name"]: r for r in result["checks"]}, done.stderr
+
+
+def test_a_fit_host_without_a_driver(prefix: Path) -> None:
+    _, rows, text = run(prefix)
+    assert {n for n, r in rows.items() if r["outcome"] == "fail"} <= {"compiler", "shm"}, text
+    assert rows["interpreter:vllm"]["outcome"] == rows["installed"]["outcome"] == "pass"
+    if not os.path.exists("/proc/driver/nvidia/version"):
+        assert rows["driver"]["outcome"] == "deferred"
+    assert "deferred driver" in text or "pass     driver" in text
+
+
+def test_zero_gpus_is_a_failure(prefix: Path) -> None:
+    """B203."""
+    status, rows, _ = run(prefix, "--gpu", NRL_CHECK_LIBCUDA="/nowhere/libcuda.so.1")
+    assert status == 1 and rows["gpus"]["outcome"] == "fail" and "zero GPUs" in rows["gpus"]["reason"]
+
+
+def test_imports_run_in_a_network_of_their_own(prefix: Path) -> None:
+    """An absent package fails by name; what the build left out is skipped with its reason."""
+    status, rows, _ = run(prefix, "--imports", "--tier", "base")
+    assert status == 1 and "torch" in rows["imports:base"]["reason"]
+    if os.geteuid() == 0:
+        assert "network" not in rows["imports:base"]["reason"]
+    assert rows["import:deep_ep"]["outcome"] == "skipped" and "needs nvcc" in rows["import:deep_ep"]["reason"]
+
+
+@pytest.mark.parametrize(
+    ("damage", "name"),
+    [("interpreter", "interpreter:vllm"), ("tool", "cuda-tools"), ("moved", "installed"), ("tiers", "tiers")],
+)
+def test_what_is_wrong_is_named(prefix: Path, damage: str, name: str) -> None:
+    match damage:
+        case "interpreter":
+            (prefix / "envs/vllm/bin/python").unlink()
+        case "tool":
+            (prefix / "cuda/bin/cuobjdump").unlink()
+        case "moved":
+            prefix = prefix.rename(prefix.with_name("moved"))
+        case "tiers":
+            shutil.rmtree(prefix / "envs")
+    status, rows, _ = run(prefix)
+    assert status == 1 and rows[name]["outcome"] == "fail"
+
+
+@pytest.mark.parametrize(
+    "env",
+    [{"NEMO_RL_PY_EXECUTABLES_SYSTEM": "1"}, {"NRL_CONTAINER": "1"}, {"CUDA_HOME": ":/usr/local/cuda"},
+     {"LD_LIBRARY_PATH": "/a::/b"}],
+)  # fmt: skip
+def test_variables_that_change_what_runs(prefix: Path, env: dict[str, str]) -> None:
+    """B194."""
+    _, rows, _ = run(prefix, **env)
+    assert rows["variables"]["outcome"] == "fail" and next(iter(env)) in rows["variables"]["reason"]
+
+
+def test_a_long_folder_for_rays_sockets(prefix: Path, tmp_path: Path) -> None:
+    """B197, B198."""
+    long = tmp_path / ("t" * 60)
+    long.mkdir()
+    _, rows, _ = run(prefix, TMPDIR=str(long))
+    assert rows["ray-folder"]["outcome"] == "fail"
+    _, rows, _ = run(prefix, TMPDIR=str(long), RAY_TMPDIR="/tmp")
+    assert rows["ray-folder"]["outcome"] == "pass"
+
+
+@pytest.mark.parametrize(
+    ("text", "good"),
+    [
+        ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build", True),
+        ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  575.51.03  Wed", False),
+        ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  595.10  Wed", True),
+        ("nonsense", False),
+    ],
+)
+def test_driver_releases(tmp_path: Path, text: str, good: bool) -> None:
+    (tmp_path / "version").write_text(text)
+    assert (check.driver(True, str(tmp_path / "version"))["outcome"] == "pass") is good
+
+
+def node(host: str, **changes: Any) -> dict[str, Any]:
+    return {"host": host, "there": True, "sha256": "a", "inventories": "b", "python": "3.13.13",
+            "executable": "/p/envs/base/bin/python", "root": "/p/envs", **changes}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "row"),
+    [
+        ({"there": False}, "node:two"), ({"root": "/q/envs"}, "node:two"), ({"root": ""}, "node:two"),
+        ({"error": "lost"}, "node:two"), ({"sha256": "c"}, "cluster"), ({"python": "3.12.1"}, "cluster"),
+    ],
+)  # fmt: skip
+def test_nodes_that_differ(change: dict[str, Any], row: str) -> None:
+    rows = check.judge_cluster(Path("/p"), {"1": node("one"), "2": node("two", **change)})
+    assert {r["name"]: r["outcome"] for r in rows}[row] == "fail"
+
+
+def test_equal_nodes_pass() -> None:
+    rows = check.judge_cluster(Path("/p"), {"1": node("one"), "2": node("two")})
+    assert [r["outcome"] for r in rows] == ["pass"] * 3
+
+
+def test_without_a_cluster_it_fails(prefix: Path) -> None:
+    status, rows, _ = run(prefix, "--cluster")
+    assert status == 1 and rows["cluster"]["outcome"] == "fail"
+
+
+def record(prefix: Path, *argv: str, **env: str) -> subprocess.CompletedProcess[str]:
+    given = {"PATH": os.environ["PATH"], **env}
+    return subprocess.run([PYTHON, prefix / "nrl-run-record", *argv], env=given, capture_output=True, text=True)
+
+
+def test_run_record(prefix: Path, tmp_path: Path) -> None:
+    (prefix / "source").mkdir()
+    (prefix / "source/SOURCE.json").write_text(json.dumps({"commit": "81aa43d", "overlay": "x"}))
+    config, out = tmp_path / "grpo.yaml", tmp_path / "run.json"
+    config.write_text("a: é\n")
+    argv = ("--out", str(out), "--run-id", "r7", "--config", str(config), "--data", "gsm8k=0123abc", "--model", "m=89d")
+    assert record(prefix, *argv).returncode == 0
+    found = json.loads(out.read_text())
+    assert found["source"]["commit"] == "81aa43d" and found["runtime"]["archive_sha256"] == "ab" * 32
+    assert (found["config"]["text"], found["data"], found["models"]) == ("a: é\n", {"gsm8k": "0123abc"}, {"m": "89d"})
+    before = out.read_bytes()
+    assert record(prefix, *argv).returncode == 6 and out.read_bytes() == before
+
+
+@pytest.mark.parametrize("wrong", [["--model", "m=main"], ["--data", "x"], ["--image", "sha256:1"], ["--config", "/no"]])
+def test_run_record_refuses_what_is_not_known(prefix: Path, tmp_path: Path, wrong: list[str]) -> None:
+    (prefix / "source").mkdir()
+    (prefix / "source/SOURCE.json").write_text('{"commit": "81aa43d"}')
+    assert record(prefix, "--out", str(tmp_path / "o"), "--run-id", "r", *wrong).returncode == 2
+    assert not (tmp_path / "o").exists()
+
+
+def test_run_record_of_a_changed_checkout(prefix: Path, tmp_path: Path) -> None:
+    tree = tmp_path / "mine"
+    (tree / "nemo_rl").mkdir(parents=True)
+    (tree / "nemo_rl/a.py").write_text("1")
+    git = ["git", "-C", str(tree), "-c", "user.name=lab", "-c", "user.email=lab@example.net"]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "x"]):
+        subprocess.run([*git, *words], check=True)
+    argv = ("--run-id", "r")
+    assert record(prefix, "--out", str(tmp_path / "1"), *argv, NEMO_RL_SOURCE_ROOT=str(tree)).returncode == 0
+    (tree / "nemo_rl/a.py").write_text("2")
+    assert record(prefix, "--out", str(tmp_path / "2"), *argv, NEMO_RL_SOURCE_ROOT=str(tree)).returncode == 0
+    clean, changed = (json.loads((tmp_path / n).read_text())["source"] for n in "12")
+    assert (clean["changed"], changed["changed"], changed["commit"]) == (False, True, clean["commit"])
+
+
+@pytest.mark.parametrize("name", ["check_runtime.py", "nrl-run-record", "source_overlay/apply.py", "source_overlay/prebuilt_env.py"])
+def test_shipped_programs_compile_on_python_3_10(name: str) -> None:
+    old = next(map(str, Path.home().glob(".pyenv/versions/3.10*/bin/python3")), None) or shutil.which("python3.10")
+    if old is None:
+        pytest.skip("not installed: python3.10")
+    code = f"compile(open({str(FILES / name)!r}).read(), 'x', 'exec')"
+    subprocess.run([old, "-c", code], check=True)
