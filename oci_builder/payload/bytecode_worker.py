@@ -1,0 +1,76 @@
+"""Compiles for the interpreter that runs it: a program of its own, standard library only, Python 3.10 or later.
+
+Standard input: one JSON array a line, ``[source file, its name in the bytecode]``. Argument: the cache folder. Standard
+output: ``{"made": N, "kept": N, "left": N}``. Bytecode is checked by the source's hash, so it stays valid whatever
+happens to times, and a patched source is compiled again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib._bootstrap_external as external
+import importlib.util
+import json
+import os
+import sys
+
+COUNTS = {"made": 0, "kept": 0, "left": 0}
+
+
+def bytecode(source: bytes, name: str) -> bytes | None:
+    """The bytecode file's content; None for what this Python cannot compile (templates, other Pythons' code)."""
+    try:
+        code = compile(source, name, "exec", dont_inherit=True, optimize=0)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+    made = external._code_to_hash_pyc(code, importlib.util.source_hash(source), True)  # type: ignore[attr-defined]
+    return bytes(made)
+
+
+def cached(cache: str, source: bytes, name: str) -> str | None:
+    """The file with the bytecode of this source under this name: one for all that have both."""
+    key = hashlib.sha256(name.encode() + b"\0" + source).hexdigest()
+    place = os.path.join(cache, key[:2], key[2:])
+    if os.path.exists(place):
+        COUNTS["kept"] += 1
+        return place if os.path.getsize(place) else None
+    made = bytecode(source, name)
+    os.makedirs(os.path.dirname(place), exist_ok=True)
+    fresh = f"{place}.{os.getpid()}"
+    with open(fresh, "wb") as file:
+        file.write(made or b"")
+    os.chmod(fresh, 0o644)
+    os.utime(fresh, (0, 0))
+    os.replace(fresh, place)
+    COUNTS["made"] += 1
+    return place if made else None
+
+
+def one(cache: str, path: str, name: str) -> None:
+    """Give one source file its bytecode."""
+    with open(path, "rb") as file:
+        place = cached(cache, file.read(), name)
+    if place is None:
+        COUNTS["left"] += 1
+        return
+    target = importlib.util.cache_from_source(path, optimization="")
+    os.makedirs(os.path.dirname(target), exist_ok=True)
+    try:
+        os.link(place, target)
+    except FileExistsError:
+        os.unlink(target)
+        os.link(place, target)
+
+
+def main() -> None:
+    """Read the list, work, report."""
+    import warnings
+
+    warnings.simplefilter("ignore")
+    for line in sys.stdin:
+        path, name = json.loads(line)
+        one(sys.argv[1], os.fsencode(path).decode("utf-8", "surrogateescape"), name)
+    print(json.dumps(COUNTS))
+
+
+main()

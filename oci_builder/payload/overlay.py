@@ -1,0 +1,98 @@
+"""The source that a runtime ships: a project's tree at one commit, with the overlay applied by its own script."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from oci_builder.model.errors import SpecError, TransportError, show
+from oci_builder.model.jsontext import dump_json
+
+RECORD = "SOURCE.json"
+
+
+def overlay_identity(overlay: Path | None) -> str:
+    """A digest of everything in an overlay's folder; empty for none."""
+    if overlay is None:
+        return ""
+    found = hashlib.sha256()
+    for path in sorted(p for p in overlay.rglob("*") if p.is_file() and "__pycache__" not in p.parts):
+        found.update(str(path.relative_to(overlay)).encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
+    return found.hexdigest()
+
+
+def export_source(project: Path, commit: str, target: Path, overlay: Path | None = None) -> None:
+    """Write a commit's tree to ``target`` and apply the overlay, if it is for that commit.
+
+    ``SOURCE.json`` in the tree says which commit it is and what the overlay changed.
+
+    Raises:
+        SpecError: ``payload.commit`` (no such commit), ``payload.overlay`` (the tree is not what the overlay is for).
+        TransportError: ``payload.source`` when the tree cannot be written.
+    """
+    target.mkdir(parents=True)
+    commit = resolve_commit(project, commit)
+    unpacked = subprocess.run(
+        ["tar", "-x", "--no-same-owner", "-C", str(target)], input=_git(project, "archive", "--format=tar", commit),
+        capture_output=True, check=False,
+    )  # fmt: skip
+    if unpacked.returncode:
+        raise TransportError("payload.source", f"{target}: {unpacked.stderr.decode(errors='replace').strip()}")
+    changed = apply_overlay(target, overlay) if overlay is not None and _is_for(overlay, commit) else []
+    about = {"commit": commit, "overlay": overlay_identity(overlay) if changed else None, "overlaid": changed}
+    (target / RECORD).write_bytes(dump_json(about) + b"\n")
+    _settle(target)
+
+
+def resolve_commit(project: Path, name: str) -> str:
+    """The whole id of a commit.
+
+    Raises:
+        SpecError: ``payload.commit``.
+    """
+    return _git(project, "rev-parse", "--verify", "--end-of-options", f"{name}^{{commit}}").decode().strip()
+
+
+def apply_overlay(tree: Path, overlay: Path) -> list[str]:
+    """Run the overlay's script on a tree; the files that it changed. Idempotent.
+
+    Raises:
+        SpecError: ``payload.overlay``: a file is neither pristine nor patched; nothing was written.
+    """
+    argv = [sys.executable, "-I", "-B", str(overlay / "apply.py"), str(tree), "--json"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SpecError("payload.overlay", done.stderr.strip()[-1000:], where=str(tree))
+    return list(json.loads(done.stdout)["changed"])
+
+
+def _is_for(overlay: Path, commit: str) -> bool:
+    found = json.loads((overlay / "overlay.json").read_text())
+    return bool(found.get("commit") == commit)
+
+
+def _git(project: Path, *words: str) -> bytes:
+    argv = ["git", "-c", "core.fsmonitor=false", "-c", "core.autocrlf=false", "-C", str(project), *words]
+    try:
+        done = subprocess.run(argv, capture_output=True, check=False)
+    except OSError as error:
+        raise SpecError("payload.commit", f"cannot run git: {error.strerror}", where=str(project)) from None
+    if done.returncode:
+        words_of_git = done.stderr.decode(errors="replace").strip()
+        raise SpecError("payload.commit", f"{show(str(project))}: {words_of_git}", where=str(project))
+    return done.stdout
+
+
+def _settle(tree: Path) -> None:
+    for parent, _, files in os.walk(tree, topdown=False):
+        for name in files:
+            path = os.path.join(parent, name)
+            if not os.path.islink(path):
+                os.chmod(path, 0o755 if os.stat(path).st_mode & 0o100 else 0o644)
+            os.utime(path, (0, 0), follow_symlinks=False)
+        os.chmod(parent, 0o755)
+        os.utime(parent, (0, 0))

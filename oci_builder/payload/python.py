@@ -1,0 +1,129 @@
+"""The interpreter that a runtime ships: a copy of what is needed of a Python, under the prefix.
+
+An environment is a link to an interpreter. When the base brings none at the same path, the runtime brings it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from oci_builder.model.errors import SpecError, disk_error, show
+from oci_builder.model.events import Emit, Event
+from oci_builder.model.jsontext import dump_json
+from oci_builder.payload.uv import Interpreter
+
+_FORMAT = 1
+_ASK = """
+import json, sys, sysconfig
+v = "%d.%d" % sys.version_info[:2]
+p = sysconfig.get_paths()
+print(json.dumps({"version": v, "prefix": sys.base_prefix, "stdlib": p["stdlib"], "platstdlib": p["platstdlib"],
+                  "include": p["include"]}))
+"""
+# Of the standard library: tests, what needs a display, what makes or fills environments, static libraries.
+_LEFT_OUT = (
+    "__pycache__", "*/__pycache__", "site-packages/*", "dist-packages/*", "test", "*/tests", "*/test", "*/idle_test",
+    "idlelib", "tkinter", "turtledemo", "turtle.py", "ensurepip", "*.a", "*.exe", "lib-dynload/_tkinter.*",
+    "lib-dynload/_test*", "lib-dynload/xx*", "EXTERNALLY-MANAGED", "sitecustomize.py",
+)  # fmt: skip
+
+
+def stage_python(interpreter: Interpreter, work: Path, emit: Emit) -> Path:
+    """A folder with ``bin``, ``lib`` and ``include`` of this interpreter; its paths still name where it came from.
+
+    Idempotent: the same interpreter gives the folder that stands there.
+
+    Raises:
+        SpecError: ``spec.path`` when it has no standard library.
+        TransportError: ``io.*``.
+    """
+    identity = hashlib.sha256(dump_json([_FORMAT, str(interpreter.path), interpreter.identity])).hexdigest()[:20]
+    place = work / f"python-{identity}"
+    if place.is_dir():
+        return place
+    about = describe(interpreter.path)
+    staging = work / f".{place.name}.partial-{os.getpid()}"
+    shutil.rmtree(staging, ignore_errors=True)
+    emit(Event("start", "python", unit="items"))
+    try:
+        _copy_all(interpreter.path, about, staging)
+        settle_copy(staging)
+        try:
+            staging.rename(place)
+        except OSError:
+            if not place.is_dir():
+                raise
+    except OSError as error:
+        raise disk_error(error, f"copying {interpreter.path}") from None
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    emit(Event("done", "python", unit="items"))
+    return place
+
+
+def describe(python: Path) -> dict[str, Any]:
+    """Version (``3.13``), prefix and folders of an interpreter, as it says itself.
+
+    Raises:
+        SpecError: ``spec.path``.
+    """
+    done = subprocess.run([str(python), "-I", "-c", _ASK], capture_output=True, text=True, check=False)
+    try:
+        about = json.loads(done.stdout)
+        if not Path(about["stdlib"]).is_dir():
+            raise ValueError(f"no standard library at {about['stdlib']}")
+    except (ValueError, KeyError) as error:
+        raise SpecError("spec.path", f"{show(str(python))} is no Python to ship: {error}", where=str(python)) from None
+    return dict(about)
+
+
+def _copy_all(python: Path, about: dict[str, Any], target: Path) -> None:
+    version, prefix = about["version"], Path(about["prefix"])
+    (target / "bin").mkdir(parents=True)
+    shutil.copyfile(python, target / f"bin/python{version}")
+    (target / f"bin/python{version}").chmod(0o755)
+    for name in ("python", "python3"):
+        (target / "bin" / name).symlink_to(f"python{version}")
+    for stdlib in sorted({about["stdlib"], about["platstdlib"]}):
+        _copy_tree(Path(stdlib), target / f"lib/python{version}", _LEFT_OUT)
+    (target / f"lib/python{version}/site-packages").mkdir(exist_ok=True)
+    include = Path(about["include"])
+    if include.is_dir():
+        _copy_tree(include, target / "include" / include.name, ("__pycache__",))
+    for pattern in (f"lib/libpython{version}*.so*", "lib/libpython3.so", f"lib/pkgconfig/python*{version}*.pc",
+                    f"bin/python{version}-config"):  # fmt: skip
+        for found in sorted(prefix.glob(pattern)):
+            fresh = target / found.relative_to(prefix)
+            fresh.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(found, fresh, follow_symlinks=False)
+
+
+def _copy_tree(source: Path, target: Path, left_out: tuple[str, ...]) -> None:
+    def ignore(folder: str, names: list[str]) -> Iterator[str]:
+        below = os.path.relpath(folder, source)
+        for name in names:
+            path = name if below == "." else f"{below}/{name}"
+            if any(fnmatchcase(path, pattern) for pattern in left_out):
+                yield name
+
+    shutil.copytree(source, target, symlinks=True, ignore=lambda f, n: set(ignore(f, n)), dirs_exist_ok=True)
+
+
+def settle_copy(root: Path) -> None:
+    """Modes without the umask, and no times of today: the same copy whenever and wherever it is made."""
+    for parent, _, files in os.walk(root, topdown=False):
+        for name in files:
+            path = os.path.join(parent, name)
+            if not os.path.islink(path):
+                os.chmod(path, 0o755 if os.stat(path).st_mode & 0o100 else 0o644)
+            os.utime(path, (0, 0), follow_symlinks=False)
+        os.chmod(parent, 0o755)
+        os.utime(parent, (0, 0))

@@ -1,0 +1,220 @@
+"""The whole prefix of a runtime: environments, the interpreter they need, the source; relocated, compiled, audited.
+
+Environments are made apart, in a cache; here they come together as they will lie under the prefix, by hard links. Tiers
+that stand on disk already (``path``) are somebody else's work and stay as they are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from oci_builder.model.errors import CheckFailed, SpecError, TransportError, disk_error
+from oci_builder.model.events import Emit, Event, silent
+from oci_builder.model.jsontext import dump_json
+from oci_builder.model.spec import HostBase, LockTier, PathTier, RequirementsTier, Spec
+from oci_builder.payload.bytecode import WORKER, compile_tree
+from oci_builder.payload.overlay import export_source, overlay_identity, resolve_commit
+from oci_builder.payload.python import describe, stage_python
+from oci_builder.payload.relocate import apply_relocation, plan_relocation, prefixes_of
+from oci_builder.payload.relocate_audit import AuditOptions, audit
+from oci_builder.payload.uv import Interpreter, find_interpreter, find_uv
+
+_FORMAT = 1
+_RECORD = "runtime.json"
+# Their texts speak of build folders, and nothing reads those.
+_ALLOWED = (("*/dist-info/METADATA", "documentation"),)
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """What goes under the prefix.
+
+    Attributes:
+        tiers: name -> folder that lands in ``envs/<name>``.
+        trees: path below the prefix -> folder: ``python``, ``source``.
+        files: path below the prefix -> content: the tiers' inventories.
+    """
+
+    tiers: Mapping[str, Path]
+    trees: Mapping[str, Path] = field(default_factory=dict)
+    files: Mapping[str, bytes] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Inputs:
+    """What one assembly is made of."""
+
+    tiers: Mapping[str, Path]
+    python: Interpreter
+    shipped: bool
+    project: Path | None
+    commit: str
+    overlay: Path | None
+
+
+def assemble_runtime(
+    spec: Spec, folder: Path, work: Path, tiers: Mapping[str, Path], jobs: int, emit: Emit = silent
+) -> Runtime:
+    """Bring the tiers together. Idempotent: the same inputs give the folder that stands there.
+
+    Args:
+        folder: relative paths of the spec are relative to it.
+        work: where environments are made.
+        tiers: name -> folder, as ``realize_tiers`` gives them.
+
+    Raises:
+        SpecError: ``payload.python`` (tiers of two interpreters), ``payload.overlay`` (the source is another one).
+        CheckFailed: ``payload.audit`` when something still names the place where it was made.
+        TransportError: ``payload.*``, ``io.*``.
+    """
+    inputs = _inputs(spec, folder, work, tiers)
+    if inputs is None:
+        return Runtime(dict(tiers))
+    place = work / f"runtime-{_key(spec, inputs)}"
+    if not (place / _RECORD).is_file():
+        emit(Event("start", "runtime", unit="items"))
+        try:
+            _make(spec, inputs, work, place, jobs, emit)
+        except OSError as error:
+            raise disk_error(error, "assembling the runtime") from None
+        emit(Event("done", "runtime", unit="items"))
+    made = {name: place / "envs" / name for name in inputs.tiers}
+    trees = {name: place / name for name in ("python", "source") if (place / name).is_dir()}
+    return Runtime({name: made.get(name, path) for name, path in tiers.items()}, trees, _inventories(inputs.tiers))
+
+
+def _inputs(spec: Spec, folder: Path, work: Path, tiers: Mapping[str, Path]) -> _Inputs | None:
+    uv_tiers = {name: tier for name, tier in spec.tiers.items() if not isinstance(tier, PathTier)}
+    if not uv_tiers:
+        return None
+    uv = find_uv(work)
+    found = {
+        name: (find_interpreter(tier.python, uv, f"tiers.{name}.python"), tier.python != "host")
+        for name, tier in uv_tiers.items()
+    }
+    if len(set(found.values())) > 1:
+        places = ", ".join(f"{name}: {python.path}" for name, (python, _) in sorted(found.items()))
+        raise SpecError("payload.python", f"all tiers of a runtime need one interpreter ({places})", where="tiers")
+    python, shipped = next(iter(found.values()))
+    # A host base has this interpreter at its own path.
+    shipped = shipped and not isinstance(spec.base, HostBase)
+    project = _project(uv_tiers)
+    overlay = folder / spec.files / "files/source_overlay" if spec.files is not None else None
+    return _Inputs(
+        {name: tiers[name] for name in uv_tiers}, python, shipped,
+        None if project is None else folder / project.project,
+        resolve_commit(folder / project.project, project.commit or "HEAD") if project else "",
+        overlay if overlay is not None and (overlay / "overlay.json").is_file() else None,
+    )  # fmt: skip
+
+
+def _project(tiers: Mapping[str, RequirementsTier | LockTier]) -> LockTier | None:
+    projects = [tier for tier in tiers.values() if isinstance(tier, LockTier)]
+    if len({(tier.project, tier.commit) for tier in projects}) > 1:
+        raise SpecError("payload.project", "tiers of two projects, or of two commits of one", where="tiers")
+    return projects[0] if projects else None
+
+
+def _key(spec: Spec, inputs: _Inputs) -> str:
+    parts: list[Any] = [
+        _FORMAT, spec.prefix, sorted((name, path.parent.name) for name, path in inputs.tiers.items()),
+        str(inputs.python.path), inputs.python.identity, inputs.shipped, inputs.commit,
+        overlay_identity(inputs.overlay), hashlib.sha256(WORKER.read_bytes()).hexdigest(),
+    ]  # fmt: skip
+    return hashlib.sha256(dump_json(parts)).hexdigest()[:20]
+
+
+def _make(spec: Spec, inputs: _Inputs, work: Path, place: Path, jobs: int, emit: Emit) -> None:
+    root = work / f".{place.name}.partial-{os.getpid()}"
+    shutil.rmtree(root, ignore_errors=True)
+    root.mkdir()
+    try:
+        for name, env in inputs.tiers.items():
+            link_tree(env, root / "envs" / name)
+        python = inputs.python.path
+        if inputs.shipped:
+            link_tree(stage_python(inputs.python, work, emit), root / "python")
+        if inputs.project is not None:
+            export_source(inputs.project, inputs.commit, root / "source", inputs.overlay)
+        _relocate(spec, inputs, work, root, jobs, emit)
+        compile_tree(root, python, work / "bytecode", jobs)
+        _plain_folders(root)
+        (root / _RECORD).write_bytes(dump_json({"format": _FORMAT, "prefix": spec.prefix}))
+        try:
+            root.rename(place)
+        except OSError:
+            if not (place / _RECORD).is_file():
+                raise
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+
+
+def _relocate(spec: Spec, inputs: _Inputs, work: Path, root: Path, jobs: int, emit: Emit) -> None:
+    built = {str(env): f"envs/{name}" for name, env in inputs.tiers.items()}
+    if inputs.shipped:
+        built[describe(inputs.python.path)["prefix"]] = "python"
+    prefixes = prefixes_of(root, spec.prefix, built)
+    changes = plan_relocation(root, prefixes)
+    apply_relocation(root, changes)
+    emit(Event("note", "runtime", message=f"{len(changes)} files and links relocated"))
+    external = () if inputs.shipped else (str(inputs.python.path), f"{inputs.python.path.parent}/python*")
+    options = AuditOptions((str(root), str(work), *built), external, _ALLOWED, jobs)
+    wrong = [finding for finding in audit(root, options) if finding.severity == "error"]
+    wrong = [finding for finding in wrong if not finding.where.startswith("source/")]
+    if wrong:
+        first = "; ".join(f"{finding.where}: {finding.actual or finding.code}" for finding in wrong[:5])
+        raise CheckFailed(
+            "payload.audit", f"{len(wrong)} files hang on the place where they were made: {first}", where=wrong[0].where
+        )
+
+
+def link_tree(source: Path, target: Path) -> None:
+    """The same tree under another name: folders anew, files as hard links, links as they are.
+
+    Raises:
+        TransportError: ``io.*``.
+    """
+    try:
+        for parent, folders, names in os.walk(source):
+            here = target / os.path.relpath(parent, source)
+            here.mkdir(parents=True, exist_ok=True)
+            for name in [*names, *(f for f in folders if os.path.islink(os.path.join(parent, f)))]:
+                path = os.path.join(parent, name)
+                if os.path.islink(path):
+                    os.symlink(os.readlink(path), here / name)
+                else:
+                    os.link(path, here / name)
+    except OSError as error:
+        raise disk_error(error, f"linking {source}") from None
+
+
+def _plain_folders(root: Path) -> None:
+    """Folders, links and new files were made today, under this umask."""
+    for parent, folders, names in os.walk(root, topdown=False):
+        for name in [*names, *folders]:
+            path = os.path.join(parent, name)
+            if os.path.islink(path):
+                os.utime(path, (0, 0), follow_symlinks=False)
+        os.chmod(parent, 0o755)
+        os.utime(parent, (0, 0))
+
+
+def _inventories(tiers: Mapping[str, Path]) -> dict[str, bytes]:
+    return dict(_inventory(name, env) for name, env in sorted(tiers.items()))
+
+
+def _inventory(name: str, env: Path) -> tuple[str, bytes]:
+    path = env.parent / "inventory.json"
+    try:
+        data = path.read_bytes()
+        json.loads(data)
+    except (OSError, ValueError) as error:
+        raise TransportError("payload.inventory", f"{path}: {error}; remove {path.parent}", where=str(path)) from None
+    return f"inventory-{name}.json", data
