@@ -41,7 +41,12 @@ def cached(cache: str, source: bytes, name: str) -> str | None:
         file.write(made or b"")
     os.chmod(fresh, 0o644)
     os.utime(fresh, (0, 0))
-    os.replace(fresh, place)
+    try:
+        # Never over a file that is there: another worker may be giving it a second name just now.
+        os.link(fresh, place)
+    except FileExistsError:
+        pass
+    os.unlink(fresh)
     COUNTS["made"] += 1
     return place if made else None
 

@@ -144,7 +144,8 @@ def _make(spec: Spec, inputs: _Inputs, work: Path, place: Path, jobs: int, emit:
         if inputs.project is not None:
             export_source(inputs.project, inputs.commit, root / "source", inputs.overlay)
         _relocate(spec, inputs, work, root, jobs, emit)
-        compile_tree(root, python, work / "bytecode", jobs)
+        build = hashlib.sha256(inputs.python.identity.encode()).hexdigest()[:16]
+        compile_tree(root, python, work / f"bytecode-{build}", jobs)
         _plain_folders(root)
         (root / _RECORD).write_bytes(dump_json({"format": _FORMAT, "prefix": spec.prefix}))
         try:

@@ -128,7 +128,7 @@ def gpus(result: Result, wanted: int = 1, exact: bool = False) -> int:
 
 
 def all_conditions(result: Result, wanted: int = 1) -> int:
-    """Network, caches and GPUs; the number of GPUs."""
+    """Network, caches and GPUs; the number of GPUs. Where one does not hold, a check proves nothing and should end."""
     network(result)
     caches(result)
     return gpus(result, wanted)

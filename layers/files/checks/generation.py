@@ -30,7 +30,8 @@ TIE = 0.5
 def check(judge_python: str) -> Result:
     """Make, generate twice, score, compare; then the same with a wrong context, which must not agree."""
     result = Result()
-    if not all_conditions(result):
+    all_conditions(result)
+    if result.reasons:
         return result
     folder = Path(tempfile.mkdtemp(prefix="nrl-generation-"))
     program(judge_python, "make", folder)

@@ -50,7 +50,8 @@ torch::Tensor twice(torch::Tensor x) {
 def check() -> Result:
     """The tools, then the three ways; one that fails does not stop the others."""
     result = Result()
-    if not all_conditions(result):
+    all_conditions(result)
+    if result.reasons:
         return result
     extend_path()
     capability = result.details["gpus"][0]["capability"].replace(".", "")

@@ -29,7 +29,8 @@ TRIPWIRES = ("uv", "pip", "pip3", "git")
 def check(envs: Path) -> Result:
     """The whole check. Tiers are told apart by their interpreters and their transformers."""
     result = Result()
-    if not all_conditions(result):
+    all_conditions(result)
+    if result.reasons:
         return result
     marker = set_tripwires(Path(tempfile.mkdtemp(prefix="nrl-tripwires-")))
     os.environ["NEMO_RL_PREBUILT_ENV_ROOT"] = str(envs)

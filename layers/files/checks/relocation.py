@@ -19,7 +19,8 @@ WATCHED = ("libcudnn", "libnccl", "libcublas", "libnvrtc")
 def check(prefixes: Sequence[str], tier: str) -> Result:
     """Run the probe with the interpreter of each prefix."""
     result = Result()
-    if not all_conditions(result):
+    all_conditions(result)
+    if result.reasons:
         return result
     real = [os.path.realpath(p) for p in prefixes]
     identities = {(s.st_dev, s.st_ino, p) for p in real if os.path.isdir(p) for s in (os.stat(p),)}

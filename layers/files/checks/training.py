@@ -22,7 +22,8 @@ LEARNT = 0.5
 def check(require_flash: bool = False) -> Result:
     """The whole check on the first GPU."""
     result = Result()
-    if not all_conditions(result):
+    all_conditions(result)
+    if result.reasons:
         return result
     import torch
     import transformers

@@ -1,0 +1,105 @@
+"""Conditions that a check proves before it may pass: network, caches, GPUs."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+from checks_lab import fake_driver, run_check
+from nrl_checks import conditions, gpu
+from nrl_checks.common import Result
+
+
+@pytest.mark.parametrize("check", ["jit", "training", "nccl", "generation"])
+def test_without_a_driver_a_gpu_check_fails(check: str) -> None:
+    status, result = run_check(check, NRL_CHECK_LIBCUDA="/nonexistent/libcuda.so.1")
+    assert status == 1
+    assert result["outcome"] == "fail"
+    assert "no GPU" in result["reason"]
+
+
+def test_zero_gpus_is_a_failure(tmp_path: Path) -> None:
+    status, result = run_check("training", NRL_CHECK_LIBCUDA=str(fake_driver(tmp_path)), FAKE_GPUS="0")
+    assert (status, result["outcome"]) == (1, "fail")
+    assert "zero devices" in result["reason"]
+
+
+def test_an_absent_package_is_a_failure_with_its_name(tmp_path: Path) -> None:
+    status, result = run_check("training", NRL_CHECK_LIBCUDA=str(fake_driver(tmp_path)), FAKE_GPUS="1")
+    assert status == 1
+    assert "torch is absent" in result["reason"]
+
+
+@pytest.mark.parametrize(("count", "atleast"), [("1", "2"), ("2", "8"), ("7", "8")])
+def test_nccl_with_too_few_gpus_fails(tmp_path: Path, count: str, atleast: str) -> None:
+    """One rank has nothing to exchange, and seven do not meet a gate of eight."""
+    library = str(fake_driver(tmp_path))
+    status, result = run_check("nccl", "--at-least", atleast, NRL_CHECK_LIBCUDA=library, FAKE_GPUS=count)
+    assert status == 1
+    assert f"{count} GPUs, {atleast} wanted" in result["reason"]
+
+
+def test_one_rank_fails_even_when_it_is_asked_for(tmp_path: Path) -> None:
+    library = str(fake_driver(tmp_path))
+    argv = ("nccl", "--ranks", "1", "--at-least", "1")
+    status, result = run_check(*argv, NRL_CHECK_LIBCUDA=library, FAKE_GPUS="8")
+    assert (status, result["outcome"]) == (1, "fail")
+    assert "1 ranks" in result["reason"]
+
+
+def test_two_devices_with_one_uuid_fail(tmp_path: Path) -> None:
+    library = str(fake_driver(tmp_path))
+    _, result = run_check("training", NRL_CHECK_LIBCUDA=library, FAKE_GPUS="2", FAKE_TWINS="1")
+    assert "one UUID" in result["reason"]
+
+
+def test_a_driver_that_does_not_come_up_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_CUINIT", "802")
+    with pytest.raises(gpu.NoGpu, match="fabric is not ready"):
+        gpu.gpu_facts(str(fake_driver(tmp_path)))
+
+
+def test_facts_of_the_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_GPUS", "2")
+    found = gpu.gpu_facts(str(fake_driver(tmp_path)))["gpus"]
+    assert [g["capability"] for g in found] == ["10.0", "10.0"]
+    assert found[1]["uuid"] == "GPU-00000000-0000-0000-0000-000000000002"
+
+
+def test_a_namespace_of_its_own_blocks_the_network() -> None:
+    status, result = run_check("network-blocked")
+    assert (status, result["outcome"]) == (0, "pass"), result
+
+
+@pytest.mark.parametrize("answer", [0, errno.ECONNREFUSED, errno.ETIMEDOUT, errno.EAGAIN])
+def test_an_answer_or_silence_is_no_proof_of_a_blocked_network(monkeypatch: pytest.MonkeyPatch, answer: int) -> None:
+    monkeypatch.setattr(conditions, "interfaces_up", lambda: ["lo"])
+    monkeypatch.setattr(conditions, "resolves", lambda name: False)
+    monkeypatch.setattr(conditions, "reach", lambda family, address: answer)
+    result = Result()
+    conditions.network(result)
+    assert result.outcome == "fail"
+
+
+def test_another_interface_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conditions, "interfaces_up", lambda: ["eth0", "lo"])
+    monkeypatch.setattr(conditions, "reach", lambda family, address: errno.ENETUNREACH)
+    monkeypatch.setattr(conditions, "resolves", lambda name: False)
+    result = Result()
+    conditions.network(result)
+    assert result.outcome == "fail"
+
+
+def test_a_file_in_a_cache_fails(tmp_path: Path) -> None:
+    (tmp_path / "triton/ab").mkdir(parents=True)
+    assert run_check("caches-empty", isolated=False, TRITON_CACHE_DIR=str(tmp_path))[0] == 0
+    (tmp_path / "triton/ab/k.cubin").write_bytes(b"")
+    status, result = run_check("caches-empty", isolated=False, TRITON_CACHE_DIR=str(tmp_path))
+    assert (status, result["outcome"]) == (1, "fail")
+
+
+def test_a_file_in_the_home_s_cache_fails(tmp_path: Path) -> None:
+    (tmp_path / ".cache").mkdir()
+    (tmp_path / ".cache/x").write_bytes(b"")
+    assert run_check("caches-empty", isolated=False, HOME=str(tmp_path))[0] == 1

@@ -1,0 +1,130 @@
+"""What each check makes of what it measured; the numbers are made up, so that every wrong one is seen to fail."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import checks_lab  # noqa: F401
+import pytest
+from nrl_checks import checkpoint, generation, imports, nccl, relocation, training
+from nrl_checks.common import CheckFailed, Result
+
+NAMES = sorted(nccl.COLLECTIVES)
+
+
+def report(rank: int, **change: Any) -> dict[str, Any]:
+    return {"rank": rank, "world": 2, "done": NAMES, "wrong": [], "uuid": f"GPU-{rank}", "nccl": "2.28.9",
+            "losses": [1.0, 0.9], "library": ["/p/libnccl.so.2"], "bus_gb_s": 300.0, **change}  # fmt: skip
+
+
+def judged(*reports: dict[str, Any], version: str = "") -> str:
+    result = Result()
+    nccl.judge(result, 2, list(reports), version)
+    return result.outcome
+
+
+def test_two_ranks_that_agree() -> None:
+    assert judged(report(0), report(1), version="2.28.9") == "pass"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"wrong": ["all_reduce is wrong"]}, {"world": 1}, {"uuid": "GPU-0"}, {"nccl": "2.27.0"}, {"losses": [1.0, 0.8]},
+     {"library": []}, {"rank": 0}],
+)  # fmt: skip
+def test_one_rank_that_differs(change: dict[str, Any]) -> None:
+    assert judged(report(0), {**report(1), **change}) == "fail"
+
+
+def test_a_missing_report_another_version_and_a_missing_collective() -> None:
+    assert judged(report(0), {}) == "fail"
+    assert judged(report(0), report(1), version="2.29.0") == "fail"
+    assert judged(report(0, done=NAMES[1:]), report(1)) == "fail"
+
+
+def rows(shift: float = 0.0, control: float = 3.0, gap: float = 0.0) -> tuple[list[Any], list[Any]]:
+    values = [-1.0] * generation.NEW_TOKENS
+    moved = [v + shift for v in values]
+    generated = [{"logprobs": moved, "greedy": True}]
+    scored = [{"logprobs": values, "control": [v - control for v in values], "gaps": [gap] * len(values)}]
+    return generated, scored
+
+
+@pytest.mark.parametrize(
+    ("changes", "outcome"),
+    [({}, "pass"), ({"shift": 0.04}, "pass"), ({"shift": 0.05}, "fail"), ({"shift": math.nan}, "fail"),
+     ({"control": 0.0}, "fail"), ({"gap": 1.0}, "fail")],
+)  # fmt: skip
+def test_generation_against_its_judge(changes: dict[str, float], outcome: str) -> None:
+    """The last but one: a negative control that agrees proves that the comparison sees nothing."""
+    result = Result()
+    generation.compare(result, "eager", *rows(**changes))
+    assert result.outcome == outcome
+
+
+def test_one_wrong_token_among_many_fails() -> None:
+    generated, scored = rows()
+    generated[0]["logprobs"][5] -= 0.6
+    result = Result()
+    generation.compare(result, "eager", generated, scored)
+    assert "max|d|" in "; ".join(result.reasons)
+
+
+@pytest.mark.parametrize("losses", [[9.0, math.nan], [9.0, 8.0], [8.0, 0.1], [math.inf, 0.1]])
+def test_losses_that_are_no_training(losses: list[float]) -> None:
+    result = Result()
+    training.judge_losses(result, "sdpa", losses, 9.0)
+    assert result.outcome == "fail"
+
+
+def found(prefix: str, **change: Any) -> dict[str, Any]:
+    libraries = {name: [f"{prefix}/lib/{name}.so.1"] for name in relocation.WATCHED}
+    return {"executable": f"{prefix}/bin/python", "prefix": prefix, "path": [prefix], "mapped": [],
+            "libraries": libraries, **change}  # fmt: skip
+
+
+def test_libraries_of_the_own_prefix() -> None:
+    assert relocation.judge("/a", ["/b"], found("/a")) == []
+    assert relocation.judge("/a", ["/b"], found("/a", mapped=["/b/lib/x.so"]))
+    assert relocation.judge("/a", ["/b"], found("/a", path=["/b/site"]))
+    system = found("/a")
+    system["libraries"]["libnccl"] = ["/usr/lib/libnccl.so.2"]
+    assert relocation.judge("/a", ["/b"], system)
+    system["libraries"]["libnccl"] = []
+    assert relocation.judge("/a", ["/b"], system)
+
+
+def test_versions_must_be_the_inventory_s(tmp_path: Path) -> None:
+    path = tmp_path / "inventory.json"
+    with pytest.raises(CheckFailed):
+        imports.read_inventory(path)
+    path.write_text("[]")
+    with pytest.raises(CheckFailed):
+        imports.read_inventory(path)
+    path.write_text(json.dumps({"packages": [{"name": "No_Such.Package", "version": "1"}]}))
+    result = Result()
+    imports.compare(result, imports.read_inventory(path))
+    assert "no-such-package" in "; ".join(result.reasons)
+
+
+def test_an_absent_driver_linked_module_is_not_deferred(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NRL_CHECK_LIBCUDA", "/nonexistent")
+    with pytest.raises(CheckFailed, match="absent"):
+        imports.driver_linked("no_such_module", gpu=False)
+    assert imports.driver_linked("no_such_module", gpu=True).outcome == "fail"
+
+
+def test_prompts_are_the_same_everywhere() -> None:
+    assert checkpoint.prompts(1, 4, seed=1) == checkpoint.prompts(1, 4, seed=1)
+    assert checkpoint.prompts(1, 4, seed=1) != checkpoint.prompts(1, 4, seed=2)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="needs torch and transformers")
+def test_the_tiny_checkpoint_learns_on_a_cpu(tmp_path: Path) -> None:
+    result = Result()
+    training.train(result, checkpoint.make_checkpoint(tmp_path), "cpu", "sdpa")
+    assert result.outcome == "pass", result.reasons
