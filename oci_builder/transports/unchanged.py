@@ -41,14 +41,16 @@ def input_key(
 
 def _identity(path: Path, exclude: Sequence[str] = ()) -> Any:
     path = path.resolve()
-    return fingerprint(path, exclude) if path.is_dir() else _stat(path)
+    if path.is_dir():
+        return fingerprint(path, exclude)
+    try:
+        return _stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        raise SpecError("spec.path", f"no such base: {show(str(path))}", where=str(path)) from None
 
 
 def _stat(path: Path) -> list[int]:
-    try:
-        found = os.stat(path)
-    except (FileNotFoundError, NotADirectoryError):
-        raise SpecError("spec.path", f"no such base: {show(str(path))}", where=str(path)) from None
+    found = os.stat(path)
     return [found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns]
 
 
