@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from oci_builder import __version__
-from oci_builder.model.digest import Digest
 from oci_builder.model.errors import disk_error
 from oci_builder.model.events import Emit, Event, silent
 from oci_builder.model.image import Image, Layer
@@ -196,6 +195,3 @@ def _counts(plans: Sequence[LayerPlan], layers: Sequence[Layer]) -> dict[str, in
         "content_size": sum(plan.content_size for plan in plans),
         "tar_size": sum(layer.tar_size - 1024 for layer in layers) + 1024,
     }
-
-
-__all__ = ["FILES", "BuildOptions", "BuildResult", "Digest", "build"]

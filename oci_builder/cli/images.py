@@ -20,6 +20,7 @@ from oci_builder.cli.common import (
     spec_and_limits,
     write_json,
 )
+from oci_builder.cli.running import exec_command, execute_checks, readiness_command, show_report, with_readiness
 
 PLATFORM = click.option("--platform", default="linux/amd64", show_default=True, help="Which image of an index.")
 SPEC = click.option("--spec", "spec_path", type=ARCHIVE, default=None, help="Take limits from SPEC.")
@@ -87,7 +88,6 @@ def verify(
     json_file: str | None,
 ) -> None:  # fmt: skip
     """Verify one or two image archives, ours or anybody's; two must be the same image."""
-    from oci_builder.cli.running import execute_checks, show_report, with_readiness
     from oci_builder.readiness import ReadinessOptions
     from oci_builder.verify import VerifyOptions, verify_archives
 
@@ -220,13 +220,7 @@ def schema_command() -> None:
     click.echo(json.dumps(json_schema(), indent=2, sort_keys=True))
 
 
-def _readiness_command() -> click.Command:
-    from oci_builder.cli.running import exec_command, readiness_command
-
-    return click.Group("running", commands={"exec": exec_command, "readiness": readiness_command})
-
-
 IMAGE_COMMANDS: tuple[click.Command, ...] = (
     build, verify, inspect_command, diff_command, pull, push, unpack, schema_command,
-    *_readiness_command().commands.values(),  # type: ignore[attr-defined]
+    exec_command, readiness_command,
 )  # fmt: skip

@@ -8,7 +8,6 @@ tree's fingerprint, taken when it was unpacked; a tree with another one is remov
 from __future__ import annotations
 
 import base64
-import errno
 import fcntl
 import hashlib
 import os
@@ -25,7 +24,7 @@ from chroot_exec.errors import RunnerError
 from chroot_exec.teardown import remove_tree
 from oci_builder.model.digest import Digest
 from oci_builder.model.documents import ImageConfig, parse_document
-from oci_builder.model.errors import IntegrityError, OciBuilderError, SpecError, TransportError, show
+from oci_builder.model.errors import IntegrityError, OciBuilderError, SpecError, TransportError, disk_code, show
 from oci_builder.model.events import Emit, Event, silent
 from oci_builder.model.jsontext import dump_json, load_json
 from oci_builder.rootfs.scan_fingerprint import fingerprint
@@ -109,10 +108,10 @@ def _stat(path: Path) -> os.stat_result:
 
 
 def _failure(error: OSError, place: Path) -> TransportError:
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    code = "io.space" if full else "io.readonly" if error.errno in (errno.EROFS, errno.EACCES) else "io.error"
     where = str(error.filename or place)
-    return TransportError(code, f"staging {show(str(place))}: {error.strerror} at {show(where)}", where=where)
+    return TransportError(
+        disk_code(error), f"staging {show(str(place))}: {error.strerror} at {show(where)}", where=where
+    )
 
 
 def _size(source: Path, info: os.stat_result) -> int:

@@ -10,6 +10,14 @@ from __future__ import annotations
 import errno
 from typing import ClassVar
 
+_DISK_CODES = {
+    errno.ENOSPC: "io.space",
+    errno.EDQUOT: "io.space",
+    errno.EROFS: "io.readonly",
+    errno.EACCES: "io.readonly",
+    errno.EPERM: "io.readonly",
+}
+
 
 def show(name: bytes | str) -> str:
     """Render an archive path or other untrusted text for a message: quoted, control characters escaped, reversible.
@@ -92,14 +100,20 @@ class ConflictError(OciBuilderError):
     exit_status = 6
 
 
+def disk_code(error: OSError) -> str:
+    """The code of a failed disk operation: ``io.space``, ``io.readonly`` or ``io.error``."""
+    return _DISK_CODES.get(error.errno or 0, "io.error")
+
+
 def disk_error(error: OSError, doing: str) -> TransportError:
     """The error for a failed disk operation, with what to do about it.
 
     Codes: ``io.space`` (disk or quota full), ``io.readonly`` (no permission, read-only), ``io.error`` (all others).
     """
     place = f" {show(str(error.filename))}" if error.filename is not None else ""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return TransportError("io.space", f"{doing}{place}: the disk is full; free space, then run again", where=doing)
-    if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
-        return TransportError("io.readonly", f"{doing}{place}: {error.strerror}; choose a writable place", where=doing)
-    return TransportError("io.error", f"{doing}{place}: {error.strerror or error}", where=doing)
+    code = disk_code(error)
+    if code == "io.space":
+        return TransportError(code, f"{doing}{place}: the disk is full; free space, then run again", where=doing)
+    if code == "io.readonly":
+        return TransportError(code, f"{doing}{place}: {error.strerror}; choose a writable place", where=doing)
+    return TransportError(code, f"{doing}{place}: {error.strerror or error}", where=doing)

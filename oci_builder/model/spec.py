@@ -7,6 +7,7 @@ silently ignored is a build of something else.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import fields as dataclass_fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -31,8 +32,8 @@ from oci_builder.model.errors import OciBuilderError, SpecError, show
 from oci_builder.model.jsontext import dump_json, load_json
 from oci_builder.model.limits import Limits
 
-# Ray starts workers through ``bash -c`` without quoting, and uv's launchers do not survive every character.
 _COMPONENT = 255
+# Ray starts workers through ``bash -c`` without quoting, and uv's launchers do not survive every character.
 _PREFIX = re.compile(r"/[A-Za-z0-9._+@=-]+(/[A-Za-z0-9._+@=-]+)*\Z")
 _ENV = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=[^\0\n]*\Z")
 
@@ -95,14 +96,17 @@ class ScratchBase(SpecModel):
     scratch: Literal[True]
 
 
+def _one_of(names: tuple[str, ...]) -> Callable[[Any], str | None]:
+    """A discriminator: the one key among ``names`` that an object has, or ``None``."""
+
+    def kind(value: Any) -> str | None:
+        found = [n for n in names if (n in value if isinstance(value, dict) else hasattr(value, n))]
+        return found[0] if len(found) == 1 else None
+
+    return kind
+
+
 _BASES = ("registry", "oci", "docker", "rootfs", "host", "scratch")
-
-
-def _base_kind(value: Any) -> str | None:
-    keys = value.keys() if isinstance(value, dict) else {k for k in _BASES if hasattr(value, k)}
-    kinds = [k for k in _BASES if k in keys]
-    return kinds[0] if len(kinds) == 1 else None
-
 
 Base = Annotated[
     Annotated[RegistryBase, Tag("registry")]
@@ -112,7 +116,7 @@ Base = Annotated[
     | Annotated[HostBase, Tag("host")]
     | Annotated[ScratchBase, Tag("scratch")],
     Discriminator(
-        _base_kind,
+        _one_of(_BASES),
         custom_error_type="base",
         custom_error_message="a base has exactly one of the keys " + ", ".join(_BASES),
     ),
@@ -144,23 +148,16 @@ class LockTier(SpecModel):
     omit: dict[StrictStr, StrictStr] = Field(default_factory=dict)
 
 
-_TIERS = {"path": "path", "requirements": "requirements", "project": "project"}
-
-
-def _tier_kind(value: Any) -> str | None:
-    keys = value.keys() if isinstance(value, dict) else {k for k in _TIERS if hasattr(value, k)}
-    kinds = [k for k in _TIERS if k in keys]
-    return kinds[0] if len(kinds) == 1 else None
-
+_TIERS = ("path", "requirements", "project")
 
 Tier = Annotated[
     Annotated[PathTier, Tag("path")]
     | Annotated[RequirementsTier, Tag("requirements")]
     | Annotated[LockTier, Tag("project")],
     Discriminator(
-        _tier_kind,
+        _one_of(_TIERS),
         custom_error_type="tier",
-        custom_error_message="a tier has exactly one of the keys path, requirements, project",
+        custom_error_message="a tier has exactly one of the keys " + ", ".join(_TIERS),
     ),
 ]
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 from oci_builder.model.errors import SpecError, TransportError, show
 from oci_builder.model.jsontext import dump_json
+from oci_builder.payload.python import settle_copy
 
 RECORD = "SOURCE.json"
 
@@ -45,7 +45,7 @@ def export_source(project: Path, commit: str, target: Path, overlay: Path | None
     changed = apply_overlay(target, overlay) if overlay is not None and _is_for(overlay, commit) else []
     about = {"commit": commit, "overlay": overlay_identity(overlay) if changed else None, "overlaid": changed}
     (target / RECORD).write_bytes(dump_json(about) + b"\n")
-    _settle(target)
+    settle_copy(target)
 
 
 def resolve_commit(project: Path, name: str) -> str:
@@ -85,14 +85,3 @@ def _git(project: Path, *words: str) -> bytes:
         words_of_git = done.stderr.decode(errors="replace").strip()
         raise SpecError("payload.commit", f"{show(str(project))}: {words_of_git}", where=str(project))
     return done.stdout
-
-
-def _settle(tree: Path) -> None:
-    for parent, _, files in os.walk(tree, topdown=False):
-        for name in files:
-            path = os.path.join(parent, name)
-            if not os.path.islink(path):
-                os.chmod(path, 0o755 if os.stat(path).st_mode & 0o100 else 0o644)
-            os.utime(path, (0, 0), follow_symlinks=False)
-        os.chmod(parent, 0o755)
-        os.utime(parent, (0, 0))

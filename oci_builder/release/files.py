@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import secrets
 from pathlib import Path
 
-from oci_builder.model.errors import ConflictError, TransportError, show
-
-_CODES = {
-    errno.ENOSPC: "io.space",
-    errno.EDQUOT: "io.space",
-    errno.EROFS: "io.readonly",
-    errno.EACCES: "io.readonly",
-    errno.EPERM: "io.readonly",
-}
+from oci_builder.model.errors import ConflictError, TransportError, disk_code, show
 
 
 def io_error(error: OSError, path: Path | str) -> TransportError:
     """An operating system error at a path as ours: ``io.space``, ``io.readonly`` or ``io.error``."""
-    code = _CODES.get(error.errno or 0, "io.error")
-    return TransportError(code, f"{show(str(path))}: {error.strerror or error}", where=str(path))
+    return TransportError(disk_code(error), f"{show(str(path))}: {error.strerror or error}", where=str(path))
 
 
 def read_file(path: Path, limit: int) -> bytes:
@@ -50,9 +40,7 @@ def create_exclusively(path: Path, data: bytes, *, mode: int = 0o644, code: str 
         os.link(temp, path)
         _sync_folder(path.parent)
     except FileExistsError:
-        raise ConflictError(
-            code, f"{show(str(path))} exists and is never rewritten", where=str(path)
-        ) from None
+        raise ConflictError(code, f"{show(str(path))} exists and is never rewritten", where=str(path)) from None
     except OSError as error:
         raise io_error(error, path) from None
     finally:

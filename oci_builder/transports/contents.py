@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from oci_builder.model.events import Emit, Event, silent
 from oci_builder.model.jsontext import load_json
 from oci_builder.model.limits import DEFAULT_LIMITS, Limits
 from oci_builder.transports.resolve import resolve_manifest
+from oci_builder.transports.wanted import link_target
 from oci_builder.wire.compress import Options, decode_chunks, sniff
 from oci_builder.wire.source import FileRange
 from oci_builder.wire.tar import Kind, TarEntry, TarReader
@@ -162,7 +162,7 @@ class _Scan:
             if entry.kind is Kind.FILE:
                 self.member(name, reader.data())
             elif entry.kind is Kind.SYMLINK:
-                self.links[name] = os.path.normpath(os.path.join(os.path.dirname(name), os.fsdecode(entry.link)))
+                self.links[name] = link_target(name, entry.link)
 
     def member(self, name: str, chunks: Iterator[bytes | memoryview]) -> None:
         kept: list[bytes] = []

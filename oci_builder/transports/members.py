@@ -14,6 +14,7 @@ from oci_builder.model.digest import Digest
 from oci_builder.model.errors import FormatError, PolicyError, SpecError, disk_error, show
 from oci_builder.model.limits import DEFAULT_LIMITS, Limits
 from oci_builder.store.blobs import DirStore
+from oci_builder.transports.wanted import link_target
 from oci_builder.wire.compress import Options, decode_chunks, sniff
 from oci_builder.wire.source import FileRange
 from oci_builder.wire.tar import Kind, TarEntry, TarReader
@@ -118,8 +119,7 @@ def _admit_member(entry: TarEntry, reader: TarReader, members: Members, limits: 
     if entry.kind is Kind.FILE:
         members.blobs[name] = _ingest(name, reader.data(), members.store)
     elif entry.kind is Kind.SYMLINK:
-        target = os.path.normpath(os.path.join(os.path.dirname(name), os.fsdecode(entry.link)))
-        members.links[name] = target
+        members.links[name] = link_target(name, entry.link)
     elif entry.kind is not Kind.DIR:
         raise FormatError("archive.member", f"{members.where}: {show(name)} is a {entry.kind}", where=members.where)
 

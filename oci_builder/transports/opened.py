@@ -7,7 +7,6 @@ come in order after the documents (ours do) are passed on as they come, the othe
 from __future__ import annotations
 
 import os
-import posixpath
 import stat
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
@@ -17,7 +16,7 @@ from pathlib import Path
 
 from oci_builder.model.errors import FormatError, OciBuilderError, PolicyError, SpecError, show
 from oci_builder.model.limits import DEFAULT_LIMITS, Limits
-from oci_builder.transports.wanted import Parts, WantedImage, WantedLayer, find_image
+from oci_builder.transports.wanted import Parts, WantedImage, WantedLayer, find_image, link_target
 from oci_builder.wire.compress import Options, decode_chunks, sniff
 from oci_builder.wire.source import FileRange
 from oci_builder.wire.tar import Kind, TarEntry, TarReader
@@ -143,8 +142,7 @@ class ImageFile:
                 "limit.members", f"{parts.where}: over {self.options.limits.archive_members} members", where=parts.where
             )
         if entry.kind is Kind.SYMLINK:
-            target = entry.link.decode("utf-8", "backslashreplace")
-            parts.links[name] = posixpath.normpath(posixpath.join(posixpath.dirname(name), target))
+            parts.links[name] = link_target(name, entry.link)
             return ""
         if entry.kind is not Kind.FILE or reader.sparse:
             what = "sparse" if reader.sparse else f"a {entry.kind}"

@@ -21,6 +21,7 @@ from oci_builder.model.events import Emit, Event, silent
 from oci_builder.model.image import Image, Layer
 from oci_builder.model.jsontext import dump_json
 from oci_builder.model.limits import DEFAULT_LIMITS, Limits
+from oci_builder.rootfs.apply_nodes import STANDARD_NODES
 from oci_builder.rootfs.layers import LayerStore, WriteOptions, write_layer
 from oci_builder.rootfs.layers_assemble import assemble, place_tree
 from oci_builder.rootfs.layers_plan import Normal
@@ -32,8 +33,6 @@ from oci_builder.wire.tar import Kind, TarReader
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 SETTINGS = {"architecture": "amd64", "os": "linux", "config": {"Env": [f"PATH={PATH}"]}}
 NAME = "rootfs"
-# Kernel's devices.txt: what every runtime makes anyway. Nothing else is let through.
-_NODES = {(1, 3), (1, 5), (1, 7), (1, 8), (1, 9), (5, 0), (5, 1), (5, 2)}
 _XZ, _BZIP2 = b"\xfd7zXZ", b"BZh"
 
 
@@ -164,7 +163,7 @@ class _TarLayer:
         reader = TarReader(tap(), limits=self.limits, where=self.where, warn=self._warn)
         for entry in reader:
             node = (entry.major, entry.minor)
-            if entry.kind in (Kind.CHAR, Kind.BLOCK) and (entry.kind is Kind.BLOCK or node not in _NODES):
+            if entry.kind in (Kind.CHAR, Kind.BLOCK) and (entry.kind is Kind.BLOCK or node not in STANDARD_NODES):
                 raise PolicyError(
                     "entry.device", f"{self.where}: {show(entry.name)} is a device other than the standard ones",
                     where=show(entry.name), actual=f"{node[0]}:{node[1]}",

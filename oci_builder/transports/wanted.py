@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
@@ -53,6 +54,11 @@ class Parts:
                 where=self.where,
             )  # fmt: skip
         return found.pread(found.size, 0)
+
+
+def link_target(name: str, link: bytes) -> str:
+    """The member that a symbolic link inside an archive points at, by name."""
+    return posixpath.normpath(posixpath.join(posixpath.dirname(name), link.decode("utf-8", "backslashreplace")))
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,6 @@ at a time, because an ELF file's section headers stand at its end: bounded memor
 
 from __future__ import annotations
 
-import errno
 import os
 import posixpath
 import stat
@@ -17,7 +16,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import BinaryIO
 
-from oci_builder.model.errors import OciBuilderError, SpecError, TransportError
+from oci_builder.model.errors import OciBuilderError, SpecError, TransportError, disk_code
 from oci_builder.model.events import Emit, Event, silent
 from oci_builder.model.limits import DEFAULT_LIMITS, Limits
 from oci_builder.payload.fatbin import MemorySource
@@ -120,10 +119,7 @@ def _write_all(file: BinaryIO, piece: bytes | memoryview) -> None:
 
 def io_error(error: OSError, where: str) -> OciBuilderError:
     """The error of the catalogue for an ``OSError``."""
-    code = {errno.ENOSPC: "io.space", errno.EROFS: "io.readonly", errno.EACCES: "io.readonly"}.get(
-        error.errno or 0, "io.error"
-    )
-    return TransportError(code, f"{where}: {error.strerror or error}", where=where)
+    return TransportError(disk_code(error), f"{where}: {error.strerror or error}", where=where)
 
 
 def folder_delta(root: Path, *, threads: int = 1, emit: Emit = silent) -> Delta:
