@@ -18,9 +18,10 @@ from oci_builder.model.jsontext import dump_json
 from oci_builder.model.records import FileRecord, Tools, container_record, portable_record
 from oci_builder.model.settings import image_settings, timestamp
 from oci_builder.model.spec import Spec, load_spec
+from oci_builder.payload.runtime import Runtime, assemble_runtime
 from oci_builder.payload.tiers import realize_tiers
 from oci_builder.rootfs.layers import WriteOptions, write_layer
-from oci_builder.rootfs.layers_assemble import assemble, place_files, rewrite_parents
+from oci_builder.rootfs.layers_assemble import InlineFile, assemble, place_files, place_tree, rewrite_parents
 from oci_builder.rootfs.layers_base import read_base
 from oci_builder.rootfs.layers_plan import BaseTree, LayerPlan, Normal, check_disjoint
 from oci_builder.rootfs.plan import PlanOptions, plan_layers
@@ -108,15 +109,18 @@ class _Build:
         self.name = Name(spec.reference, spec.full_reference)
 
     def run(self) -> BuildResult:
-        tiers = realize_tiers(self.spec, self.folder, self.options.cache / "tiers", self.emit)
+        work = self.options.cache / "tiers"
+        tiers = realize_tiers(self.spec, self.folder, work, self.emit)
+        runtime = assemble_runtime(self.spec, self.folder, work, tiers, self.options.jobs, self.emit)
         outputs = Outputs(self.out, FILES, self.cache)
-        key = input_key(self.spec, self.folder, tiers, self.codec.describe(), __version__)
+        folders = {**runtime.tiers, **{f"../{name}": path for name, path in runtime.trees.items()}}
+        key = input_key(self.spec, self.folder, folders, self.codec.describe(), __version__)
         known = None if self.options.check or key is None else outputs.known(key)
         if known is not None:
             self.emit(Event("note", "build", message="nothing has changed"))
             return BuildResult(self.out, known[CONTAINER_JSON], known[PORTABLE_JSON], unchanged=True)
         base = load_base(self.spec, self.folder, self.store, self.write, self.emit)
-        plans = self._plans(tiers, base)
+        plans = self._plans(runtime, base)
         layers = [write_layer(plan, self.store, self.write, self.emit) for plan in plans]
         image = self._image(base, layers)
         result = self._archives(image, base, layers, plans)
@@ -124,28 +128,28 @@ class _Build:
             outputs.remember(key)
         return result
 
-    def _plans(self, tiers: Mapping[str, Path], base: Base) -> tuple[LayerPlan, ...]:
+    def _plans(self, runtime: Runtime, base: Base) -> tuple[LayerPlan, ...]:
         jobs = self.options.jobs
         base_tree = read_base(base.image.layers, self.store, limits=self.limits, threads=jobs, emit=self.emit)
-        trees = {name: scan_tree(path, emit=self.emit, limits=self.limits) for name, path in tiers.items()}
+        trees = {name: scan_tree(path, emit=self.emit, limits=self.limits) for name, path in runtime.tiers.items()}
         hashes = None if self.options.check else self.cache
         contents = content_digests(list(trees.values()), cache=hashes, threads=self.options.jobs, emit=self.emit)
         options = PlanOptions(self.spec.prefix, self.normal, self.spec.never_share, base_tree)
-        plans = [*plan_layers(trees, options, contents), *self._own_layers(base_tree)]
+        plans = [*plan_layers(trees, options, contents), *self._own_layers(runtime, base_tree)]
         moved = tuple(rewrite_parents(plan, base_tree, self.normal) for plan in plans)
         check_disjoint(moved)
         return moved
 
-    def _own_layers(self, base_tree: BaseTree) -> list[LayerPlan]:
-        """Layers of shipped files, from the spec's layer definitions."""
-        if self.spec.files is None:
-            return []
+    def _own_layers(self, runtime: Runtime, base_tree: BaseTree) -> list[LayerPlan]:
+        """Layers of the interpreter and the source, of the inventories, and of the spec's layer definitions."""
         prefix = self.spec.prefix.lstrip("/").encode()
-        definitions = read_definitions(self.folder / self.spec.files)
-        return [
-            assemble(name, place_files(files, prefix, self.normal), normal=self.normal, base=base_tree)
-            for name, files in definitions.items()
-        ]
+        scanned = {name: scan_tree(path, emit=self.emit, limits=self.limits) for name, path in runtime.trees.items()}
+        placed = {n: place_tree(tree, prefix + b"/" + n.encode(), self.normal) for n, tree in scanned.items()}
+        given = {name.encode(): InlineFile(data) for name, data in runtime.files.items()}
+        definitions = {} if self.spec.files is None else read_definitions(self.folder / self.spec.files)
+        for name, files in {**({"inventory": given} if given else {}), **definitions}.items():
+            placed[name] = place_files(files, prefix, self.normal)
+        return [assemble(name, items, normal=self.normal, base=base_tree) for name, items in placed.items()]
 
     def _image(self, base: Base, layers: Sequence[Layer]) -> Image:
         created = {"created": timestamp(self.spec.epoch)}
