@@ -1,10 +1,12 @@
-"""A whole distribution in the sandbox: Debian by mmdebstrap, with Python and gcc, as root and rootless. Slow to make.
+"""A whole distribution in the sandbox: Debian by mmdebstrap, with Python and gcc, as root and rootless.
 
-OCI_BUILDER_DEBIAN names a root file system or a tar of one that is used instead of making it.
+Making it takes about half a minute and is done once for the temporary folder. OCI_BUILDER_DEBIAN names a root file
+system that is used instead.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -12,31 +14,51 @@ import tempfile
 import unittest
 from pathlib import Path
 
+from chroot_exec.teardown import remove_tree
 from tests.chroot.lab import ORDINARY_UID, SandboxCase
 
 PACKAGES = "python3,gcc,libc6-dev"
+MAKING_SECONDS = 400
 
 
 def debian() -> Path:
-    """The root file system; made once for the temporary folder."""
+    """The root file system; made at most once, whoever asks first.
+
+    Raises:
+        unittest.SkipTest: not root, no mmdebstrap, or no mirror in reach.
+    """
     given = os.environ.get("OCI_BUILDER_DEBIAN")
     if given:
         return Path(given)
-    place = Path(tempfile.gettempdir()) / f"oci-builder-debian-{os.getuid()}"
-    if not place.exists():
-        if not shutil.which("mmdebstrap"):
-            raise unittest.SkipTest("needs mmdebstrap")
-        partial = Path(tempfile.mkdtemp(dir=place.parent))
-        command = ["mmdebstrap", "--quiet", "--variant=minbase", f"--include={PACKAGES}", "bookworm", str(partial)]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode:
-            shutil.rmtree(partial, ignore_errors=True)
-            raise unittest.SkipTest(f"no Debian mirror in reach: {done.stderr[-200:]}")
-        partial.rename(place)
-    return place
+    if os.geteuid():
+        raise unittest.SkipTest("needs root to make a Debian tree; OCI_BUILDER_DEBIAN can name one")
+    if not shutil.which("mmdebstrap"):
+        raise unittest.SkipTest("needs mmdebstrap")
+    state = Path(tempfile.gettempdir()) / "oci-builder-debian"
+    state.mkdir(mode=0o755, exist_ok=True)
+    if state.is_symlink() or state.stat().st_uid != os.geteuid() or state.stat().st_mode & 0o022:
+        raise unittest.SkipTest(f"{state} belongs to somebody else")
+    with (state / "lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (state / "root").exists():
+            _make(state / "partial")
+            (state / "partial").rename(state / "root")
+    return state / "root"
 
 
-@unittest.skipUnless(os.environ.get("OCI_BUILDER_SLOW"), "slow: set OCI_BUILDER_SLOW=1")
+def _make(folder: Path) -> None:
+    if folder.exists():
+        remove_tree(str(folder))
+    command = ["mmdebstrap", "--quiet", "--variant=minbase", f"--include={PACKAGES}", "bookworm", str(folder)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=MAKING_SECONDS)
+    except subprocess.TimeoutExpired:
+        raise unittest.SkipTest(f"Debian was not made within {MAKING_SECONDS} seconds: a slow mirror?") from None
+    if done.returncode:
+        remove_tree(str(folder))
+        raise unittest.SkipTest(f"no Debian mirror in reach: {done.stderr.strip()[-200:]}")
+
+
 class AsRoot(SandboxCase):
     isolation = "root"
 
