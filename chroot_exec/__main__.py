@@ -6,6 +6,8 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Mapping
+from typing import Any
 
 from chroot_exec import runner, teardown
 from chroot_exec.errors import RequestError, RunnerError
@@ -47,14 +49,21 @@ def _sweep(state: str) -> int:
     return 0
 
 
+def _complain(value: Mapping[str, Any]) -> None:
+    """Say why nothing ran, as a shell does; the program's own failures are its own to tell."""
+    error = value["error"] or {"code": "exec.start", "message": (value["exec"] or {}).get("message", "")}
+    if error["message"]:
+        sys.stderr.write(f"chroot_exec: [{error['code']}] {error['message']}\n")
+
+
 def _run(path: str, output: str) -> int:
     request = parse_request(_read(path))
     value = runner.run(request)
     # The program's own output is on standard output with exec: a receipt would be mixed into it.
     if output or request.exec is None:
         _write(output, value)
-    elif value["error"]:
-        sys.stderr.write(f"chroot_exec: [{value['error']['code']}] {value['error']['message']}\n")
+    else:
+        _complain(value)
     return runner.exit_status(request, value)
 
 

@@ -1,12 +1,13 @@
-"""As much of ELF as placing a driver library takes: is it one for this machine, and what is its soname."""
+"""As much of ELF as this runner takes: is a library for this machine, its soname, and a program's loader."""
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from typing import BinaryIO
 
 _MACHINES = {"x86_64": 62, "aarch64": 183}
-_PT_LOAD, _PT_DYNAMIC = 1, 2
+_PT_LOAD, _PT_DYNAMIC, _PT_INTERP = 1, 2, 3
 _DT_NULL, _DT_STRTAB, _DT_SONAME = 0, 5, 14
 _MOST_HEADERS = 256
 _LARGEST_DYNAMIC = 1 << 16
@@ -43,16 +44,35 @@ def soname(path: str) -> str:
         return ""
 
 
-def _soname(file: BinaryIO) -> str:
+def interpreter(path: str) -> str:
+    """The loader that a 64-bit little-endian program asks for; empty when it asks for none."""
+    try:
+        with open(path, "rb") as file:
+            for kind, start, _, length in _headers(file):
+                if kind == _PT_INTERP:
+                    file.seek(start)
+                    return file.read(min(length, 4096)).split(b"\0")[0].decode("utf-8", "backslashreplace")
+    except (OSError, struct.error):
+        pass
+    return ""
+
+
+def _headers(file: BinaryIO) -> Iterator[tuple[int, int, int, int]]:
+    """(type, offset, address, size in the file) of each program header; none in a file of another form."""
     head = file.read(64)
     if head[:6] != b"\x7fELF\x02\x01":
-        return ""
+        return
     (offset,) = struct.unpack_from("<Q", head, 32)
     size, count = struct.unpack_from("<HH", head, 54)
-    loads, dynamic = [], (0, 0)
     for i in range(min(count, _MOST_HEADERS)):
         file.seek(offset + i * size)
         kind, _, start, address, _, length, _, _ = struct.unpack("<IIQQQQQQ", file.read(56))
+        yield kind, start, address, length
+
+
+def _soname(file: BinaryIO) -> str:
+    loads, dynamic = [], (0, 0)
+    for kind, start, address, length in _headers(file):
         if kind == _PT_LOAD:
             loads.append((address, length, start))
         elif kind == _PT_DYNAMIC:

@@ -9,14 +9,13 @@ import hashlib
 import os
 import selectors
 import signal
-import stat
 import termios
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from chroot_exec.errors import RunnerError
-from chroot_exec.resolve import Root
+from chroot_exec.programs import explain, find_program
 
 # Signals that are passed on to the program.
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
@@ -25,6 +24,8 @@ GRACE = 2.0
 _DRAIN = 1.0
 _STATUS_NOT_EXECUTABLE = 126
 _STATUS_NOT_FOUND = 127
+# Less than PIPE_BUF: it is written before anybody reads.
+_LONGEST_REPORT = 4000
 
 
 class Capture:
@@ -79,6 +80,7 @@ class Ended:
         timed_out: whether it was ended because its time was up.
         left: how many other processes still ran at its end; they were killed.
         start_error: errno of an exec that failed, or 0.
+        start_message: which program could not be started, and why or where it was looked for; else empty.
     """
 
     status: int
@@ -87,55 +89,7 @@ class Ended:
     left: int
     seconds: float
     start_error: int = 0
-
-
-def find_program(name: str, path: str) -> str:
-    """The file that ``name`` names, by ``path`` (PATH) when it has no slash. Inside the sandbox.
-
-    Raises:
-        FileNotFoundError, PermissionError: as execvp(3).
-        RunnerError: ``exec.magic``: it, or the interpreter that its first line names, leads through a link of /proc to
-            a file outside (runc's CVE-2019-5736: the host's own interpreter could be opened for writing).
-    """
-    candidates = [name] if "/" in name else [os.path.join(folder or ".", name) for folder in path.split(":")]
-    refused: OSError = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-    for candidate in candidates:
-        try:
-            info = os.stat(candidate)
-        except OSError as error:
-            refused = error if isinstance(error, PermissionError) else refused
-            continue
-        if not stat.S_ISREG(info.st_mode) or not info.st_mode & 0o111:
-            refused = PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-            continue
-        _require_inside(os.path.join(os.getcwd(), candidate))
-        return candidate
-    raise refused
-
-
-def _require_inside(path: str, depth: int = 5) -> None:
-    seen = os.stat(path)
-    # The walk reads links as text; the kernel follows a magic link to wherever the file is.
-    if _walked(path) != (seen.st_dev, seen.st_ino):
-        raise RunnerError("exec.magic", f"{path!r} leads out of the sandbox through a link of /proc")
-    with contextlib.suppress(PermissionError), open(path, "rb") as file:
-        line = file.read(256).split(b"\n")[0]
-        words = line[2:].split() if line.startswith(b"#!") else []
-        if words and depth and os.path.exists(os.fsdecode(words[0])):
-            _require_inside(os.path.join(os.getcwd(), os.fsdecode(words[0])), depth - 1)
-
-
-def _walked(path: str) -> tuple[int, int]:
-    root = Root("/")
-    try:
-        found = root.open(path)
-    except RunnerError:
-        return -1, -1
-    finally:
-        root.close()
-    info = os.fstat(found)
-    os.close(found)
-    return info.st_dev, info.st_ino
+    start_message: str = ""
 
 
 class Program:
@@ -174,11 +128,11 @@ class Program:
         signal.set_wakeup_fd(-1)
         for fd in wake:
             os.close(fd)
-        error = _read_report(report)
+        error, message = _read_report(report)
         status = self._status or 0
         code = -os.waitstatus_to_exitcode(status) if os.WIFSIGNALED(status) else 0
         plain = 128 + code if code else os.waitstatus_to_exitcode(status)
-        return Ended(plain, code, timed_out, left, seconds, error)
+        return Ended(plain, code, timed_out, left, seconds, error, message)
 
     def _listen(self, control: int) -> tuple[int, int]:
         reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -209,17 +163,27 @@ class Program:
                 signal.signal(number, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_SETMASK, [])
             self._prepare()
-            os.chdir(self._workdir)
-            program = find_program(self._argv[0], self._env.get("PATH", os.defpath))
-            os.execve(program, self._argv, self._env)
+            self._execute(report)
         except RunnerError as error:
-            os.write(report, f"{error.code} {error.message}".encode()[:4000])
+            os.write(report, f"{error.code} {error.message}".encode("utf-8", "backslashreplace")[:_LONGEST_REPORT])
         except OSError as error:
-            os.write(report, f"errno {error.errno or errno.EIO}".encode())
+            _write_errno(report, error, f"the process could not become the program's user: {error}")
         except BaseException as error:
-            os.write(report, f"exec.start {error!r}".encode()[:4000])
+            os.write(report, f"exec.start {error!r}".encode()[:_LONGEST_REPORT])
         finally:
             os._exit(_STATUS_NOT_FOUND)
+
+    def _execute(self, report: int) -> None:
+        path = self._env.get("PATH", os.defpath)
+        try:
+            os.chdir(self._workdir)
+        except OSError as error:
+            _write_errno(report, error, f"cannot enter the working folder {self._workdir!r}: {error.strerror}")
+            return
+        try:
+            os.execve(find_program(self._argv[0], path), self._argv, self._env)
+        except OSError as error:
+            _write_errno(report, error, explain(self._argv[0], path, error))
 
     def _detach(self, streams: list[int]) -> None:
         if streams:
@@ -333,11 +297,18 @@ def _others() -> int:
     return count
 
 
-def _read_report(fd: int) -> int:
+def _write_errno(fd: int, error: OSError, message: str) -> None:
+    os.write(fd, f"errno {error.errno or errno.EIO} {message}".encode("utf-8", "backslashreplace")[:_LONGEST_REPORT])
+
+
+def _read_report(fd: int) -> tuple[int, str]:
     with open(fd, "rb") as file:
         kind, _, text = file.read().decode("utf-8", "replace").partition(" ")
-    if kind in ("", "errno"):
-        return int(text or 0)
+    if not kind:
+        return 0, ""
+    if kind == "errno":
+        number, _, message = text.partition(" ")
+        return int(number), message
     raise RunnerError(kind, text)
 
 

@@ -5,7 +5,9 @@
      "started", "finished": ISO 8601 in UTC, "runner": {"version", "python"}, "host": {...},
      "sandbox": {"isolation", "namespaces", "ids", "root", "enter", "devices", "proc", "sys", "differs", "notes"},
      "gpu": null | {...}, "checks": [{"name", "outcome", "code", "message", "argv", "exit", "signal", "seconds", …}],
-     "exec": null | {"argv", "exit", "signal", "seconds", …}}
+     "exec": null | {"argv", "exit", "signal", "seconds", "message", …}}
+
+The ``message`` of ``exec`` says why the program could not be started (exit 126 or 127); else it is empty.
 
 ``fail`` means that a check ran and said no; ``error`` that it could not be run as asked; ``deferred`` that a check
 which may do so put its question off, with its reason as ``message``. A check's outcome is never ``pass`` unless its
@@ -79,8 +81,7 @@ def _verdict(check: Check, answer: dict[str, Any]) -> tuple[str, str, str, dict[
         return "error", answer["error"]["code"], answer["error"]["message"], {}
     ended = answer["ended"]
     if ended["start_error"]:
-        reason = os.strerror(ended["start_error"])
-        return "error", "check.start", f"{check.argv[0]!r} cannot be started: {reason}", {}
+        return "error", "check.start", ended["start_message"], {}
     code, message = _ending(check, ended)
     if not code:
         try:

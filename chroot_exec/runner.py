@@ -86,7 +86,7 @@ def _exec(
     answer = _answer(Job(request, None, teardown.Run(state, request.root), injection, rootless), out)
     if answer.get("error"):
         raise RunnerError(answer["error"]["code"], answer["error"]["message"])
-    facts = receipt.program_facts(answer)
+    facts = {**receipt.program_facts(answer), "message": answer["ended"]["start_message"]}
     out["outcome"] = "pass" if facts["exit"] == 0 else "fail"
     return facts
 

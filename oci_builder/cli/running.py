@@ -117,12 +117,19 @@ def exec_command(
         staged = stage_archive(subject, cache, emit)
     argv = command[1:] if command[:1] == ("--",) else command
     try:
-        status = run_in(staged.root, staged.config, argv, options).status
+        ended = run_in(staged.root, staged.config, argv, options)
     except OciBuilderError as error:
         # As with docker run: the runner's own failures are told apart from the program's exit statuses.
-        click.echo(f"error[{error.code}]: {error.message}", err=True)
+        _complain(error.code, error.message)
         sys.exit(127 if error.code.startswith("exec.") else 125)
-    sys.exit(status)
+    if ended.message:
+        _complain("exec.start", ended.message)
+    sys.exit(ended.status)
+
+
+def _complain(code: str, message: str) -> None:
+    """An error of exec's; names from the image never reach the terminal raw."""
+    click.echo(f"error[{code}]: " + "".join(c if c.isprintable() else repr(c)[1:-1] for c in message), err=True)
 
 
 def _pairs(items: tuple[str, ...]) -> dict[str, str]:

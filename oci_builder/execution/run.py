@@ -53,10 +53,18 @@ class ExecOptions:
 
 @dataclass(frozen=True, slots=True)
 class ExitStatus:
-    """How a program ended: its status (128 + N for signal N), the signal's name or "", and the runner's receipt."""
+    """How a program ended.
+
+    Attributes:
+        status: its exit status; 128 + N for signal N, 126 or 127 when it could not be started.
+        signal: the signal's name, or empty.
+        message: why it could not be started, or empty.
+        receipt: the runner's.
+    """
 
     status: int
     signal: str
+    message: str
     receipt: Mapping[str, Any]
 
 
@@ -88,7 +96,8 @@ def run_in(root: Path, config: Mapping[str, Any], argv: Sequence[str], options: 
     receipt = _run(root, config, options, {"exec": list(argv)}, inherit=True)
     if receipt["error"]:
         raise runner_error(receipt["error"])
-    return ExitStatus(int(receipt["exec"]["exit"]), str(receipt["exec"]["signal"]), receipt)
+    ended = receipt["exec"]
+    return ExitStatus(int(ended["exit"]), str(ended["signal"]), str(ended["message"]), receipt)
 
 
 def run_checks(

@@ -48,6 +48,7 @@ class Properties:
     def test_a_program_that_is_not_there(self) -> None:
         check = self.run_checks({"name": "a", "argv": ["/no/such"]}, status=1)["checks"][0]
         self.assertEqual((check["outcome"], check["code"], check["exit"]), ("error", "check.start", 127))
+        self.assertIn("/no/such", check["message"])
 
     def test_a_program_that_cannot_run(self) -> None:
         check = self.run_checks({"name": "a", "argv": ["/etc/passwd"]}, status=1)["checks"][0]
@@ -175,6 +176,49 @@ class Properties:
     def test_exec_not_found(self) -> None:
         self.assertEqual(self.execute("no-such-program")[0], 127)
         self.assertEqual(self.execute("/etc/passwd")[0], 126)
+
+    def why(self, *argv: str, **changes: Any) -> str:
+        """Why a program could not be started, by the receipt."""
+        self.execute(*argv, **changes)
+        return str(self.receipt()["exec"]["message"])
+
+    def test_why_a_program_could_not_be_started(self) -> None:
+        shared = self.folder / "broken"
+        shared.mkdir(exist_ok=True)
+        shared.chmod(0o755)
+        (shared / "script").write_text("#!/opt/no/python\n")
+        (shared / "text").write_text("plain")
+        (shared / "link").unlink(missing_ok=True)
+        (shared / "link").symlink_to("nowhere")
+        program = bytearray(Path(os.path.realpath("/bin/true")).read_bytes())
+        at = program.index(b"/lib64/ld-linux") if b"/lib64/ld-linux" in program else program.index(b"/lib/ld-linux")
+        program[at : at + 4] = b"/Lib"
+        (shared / "program").write_bytes(program)
+        for name in ("script", "text", "program"):
+            (shared / name).chmod(0o755)
+        more = {"binds": [{"source": str(shared), "target": "/b"}], "env": {"PATH": "/bin:/b"}}
+        for name, words in (
+            ("none", ["'none'", "/bin:/b"]),
+            ("/b/none", ["'/b/none' is not in the image"]),
+            ("script", ["'/b/script' needs '/opt/no/python'"]),
+            ("/b/program", ["'/b/program' needs '/Lib"]),
+            ("/b/link", ["'/b/link' is a link"]),
+            ("/b/text", ["'/b/text'", "format"]),
+            ("/etc/passwd", ["'/etc/passwd'", "Permission"]),
+        ):
+            with self.subTest(name):
+                for word in words:
+                    self.assertIn(word, self.why(name, **more))
+
+    def test_a_working_folder_that_cannot_be_entered_is_named(self) -> None:
+        closed = self.folder / "closed"
+        closed.mkdir(exist_ok=True)
+        closed.chmod(0)
+        binds = [{"source": str(closed), "target": "/closed"}]
+        self.assertIn("'/closed'", self.why("true", binds=binds, workdir="/closed", user="someone"))
+
+    def test_nothing_is_said_of_a_program_that_ran(self) -> None:
+        self.assertEqual(self.why("/bin/sh", "-c", "exit 127"), "")
 
     def test_the_runner_s_own_failure_is_told_apart(self) -> None:
         status, _, _ = self.execute("true", user="nobody-here")
