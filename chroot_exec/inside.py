@@ -70,6 +70,8 @@ def _run(job: Job, files: FileSystem, control: int, out: dict[str, Any]) -> None
     files.build(injection.nodes if injection else ())
     if injection:
         inject.place(files, injection)
+    for twin in job.check.twins if job.check else ():
+        files.twin(twin.source, twin.target)
     _check_shm(job.check, files)
     files.enter()
     # From here on no file of the host can be opened. Nor may the payload look into this process.

@@ -272,6 +272,30 @@ class FileSystem:
         if bind.read_only:
             self._read_only(bind.target)
 
+    def twin(self, source: str, target: str) -> None:
+        """Show a folder of the image at a second place, read-only.
+
+        Raises:
+            RunnerError: ``sandbox.twin``: not a folder, or not in the image itself (as /proc, /dev, a bind);
+                ``sandbox.target``.
+        """
+        shown = self.root.open(source)
+        try:
+            info = os.fstat(shown)
+            # Of a kernel file system a second copy would lack what guards the first.
+            if not stat.S_ISDIR(info.st_mode) or info.st_dev != os.fstat(self.root.fd).st_dev:
+                raise RunnerError("sandbox.twin", f"{source!r} is not a folder of the image itself")
+            place = self.root.directory(target)
+            try:
+                syscalls.mount(fd_path(shown), fd_path(place), "", MS_BIND)
+            finally:
+                os.close(place)
+        except OSError as error:
+            raise RunnerError("sandbox.twin", f"cannot show {source!r} at {target!r}: {error.strerror}") from None
+        finally:
+            os.close(shown)
+        self._read_only(target)
+
     def _read_only(self, path: str) -> None:
         fd = self.root.open(path)
         try:

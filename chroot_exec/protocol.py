@@ -51,6 +51,14 @@ class Gpu:
 
 
 @dataclass(frozen=True)
+class Twin:
+    """A folder of the image that shows a second time, read-only, at ``target``: does what is in it work from there?"""
+
+    source: str
+    target: str
+
+
+@dataclass(frozen=True)
 class Check:
     """One program and what it must do.
 
@@ -62,6 +70,7 @@ class Check:
         timeout: seconds of wall-clock time.
         shm: bytes that /dev/shm must have room for.
         gpus: how many GPUs must have been injected.
+        twins: folders of the image that show at a second place, too; never one of the host.
         result: ``exit`` (status and patterns decide), or ``json``: besides, the last line of standard output is an
             object with ``outcome`` (pass, fail, deferred, skipped) and, unless it is pass, ``reason``.
         deferrable: a ``deferred`` outcome is kept as such; otherwise it is a failure, as ``skipped`` always is.
@@ -79,6 +88,7 @@ class Check:
     workdir: str = ""
     shm: int = 0
     gpus: int = 0
+    twins: tuple[Twin, ...] = ()
     result: str = "exit"
     deferrable: bool = False
 
@@ -265,6 +275,7 @@ _READERS: dict[str, Callable[[Any, str], Any]] = {
     "Mapping[str, Any]": _object,
     "Gpu | None": _optional(lambda value, where: _build(Gpu, value, where)),
     "tuple[Bind, ...]": _list_of(Bind),
+    "tuple[Twin, ...]": _list_of(Twin),
     "tuple[Check, ...]": _list_of(Check),
 }
 
@@ -326,6 +337,9 @@ def _validate_checks(checks: tuple[Check, ...]) -> None:
             raise _bad(where, "a name of its own, of the characters A-Z a-z 0-9 . _ : + -", check.name)
         if not check.argv:
             raise _bad(f"{where}.argv", "at least one word", [])
+        for twin in check.twins:
+            _absolute(f"{where}.twins", twin.source)
+            _absolute(f"{where}.twins", twin.target)
         if check.timeout == 0:
             raise _bad(f"{where}.timeout", "more than 0 seconds", 0)
         for pattern in check.stdout + check.stderr + check.reject:

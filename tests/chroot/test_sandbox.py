@@ -130,6 +130,25 @@ class Properties:
         self.assertTrue((shared / "new").exists())
         self.assertFalse((shared / "no").exists())
 
+    def test_a_folder_shows_at_a_second_place(self) -> None:
+        """What the relocation check needs: one tree, two prefixes."""
+        twins = [{"source": "/etc", "target": "/opt/second/etc"}]
+        text = self.out("cat /opt/second/etc/group; touch /opt/second/etc/x 2>&1; true", check={"twins": twins})
+        self.assertEqual(text.splitlines()[0], "root:x:0:")
+        self.assertIn("Read-only", text)
+
+    def test_only_folders_of_the_image_have_twins(self) -> None:
+        """A second /proc would not be guarded as the first is."""
+        for source in ("/proc", "/proc/sys", "/dev", "/tmp", "/etc/passwd", "/sys"):
+            with self.subTest(source):
+                check = self.shell("ls /second", check={"twins": [{"source": source, "target": "/second"}]})
+                self.assertEqual((check["outcome"], check["code"]), ("error", "sandbox.twin"))
+
+    def test_a_twin_of_the_root_shows_nothing_of_the_kernel(self) -> None:
+        text = self.out("ls /second/proc /second/dev", check={"twins": [{"source": "/", "target": "/second"}]})
+        self.assertNotIn("self", text)
+        self.assertNotIn("null", text)
+
     def test_an_empty_home(self) -> None:
         """B154: an empty folder over /root."""
         self.assertEqual(self.out("ls -A /etc | wc -l; touch /etc/x", tmpfs=["/etc"]).strip(), "3")
