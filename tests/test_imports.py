@@ -22,10 +22,11 @@ BELOW = {
     "wire": {"model"},
     "store": {"model", "wire"},
     "rootfs": {"model", "wire"},
-    "transports": {"model", "wire", "store", "rootfs"},
-    "payload": {"model", "wire", "store", "rootfs", "transports"},
-    "release": {"model", "wire", "store", "rootfs", "transports", "payload"},
-    "execution": {"model", "wire", "store", "rootfs", "transports", "release"},
+    "judge": {"model", "wire", "rootfs"},
+    "transports": {"model", "wire", "store", "rootfs", "judge"},
+    "payload": {"model", "wire", "store", "rootfs", "judge", "transports"},
+    "release": {"model", "wire", "store", "rootfs", "judge", "transports", "payload"},
+    "execution": {"model", "wire", "store", "rootfs", "judge", "transports", "release"},
 }  # fmt: skip
 FOLDERS = set(BELOW)
 TOP = {"cli", "engines"}

@@ -16,7 +16,7 @@ import pytest
 from oci_builder.model.report import Report
 from oci_builder.store.blobs import DirStore
 from oci_builder.verify import VerifyOptions, verify_archives
-from oci_builder.verify.layer import read_layer
+from oci_builder.judge.layer import read_layer
 from tests.lab.archives import Lab, files, write
 from tests.lab.ours import our_image, our_layer, write_pair
 
@@ -68,7 +68,7 @@ def test_the_fast_proof_inflates_no_layer_a_second_time(pair: Pair, monkeypatch:
         read.append(where)
         return read_layer(chunks, where, *rest)
 
-    monkeypatch.setattr("oci_builder.verify.contents.read_layer", spy)
+    monkeypatch.setattr("oci_builder.judge.contents.read_layer", spy)
     assert pair.both().ok
     assert read and all(where.startswith(str(pair.oci)) for where in read)
 

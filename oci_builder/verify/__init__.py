@@ -1,8 +1,6 @@
 """``verify``: one or two image archives, ours or anybody's, read once and trusted in nothing.
 
-``outer`` reads an archive's bytes into ``contents``, ``layer`` reads a blob as a layer, ``judge`` holds the documents
-(``oci``, ``docker``, ``image``) against them, ``twins`` compares two archives, ``sameness`` saves inflating what both
-hold. Findings are collected; nothing stops at the first.
+The judge (``oci_builder.judge``) finds what is wrong with each; ``twins`` compares two. All findings are reported.
 """
 
 from __future__ import annotations
@@ -11,13 +9,14 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from oci_builder.judge.archive import Judged, judge
+from oci_builder.judge.contents import Contents
+from oci_builder.judge.hashing import Hashers
+from oci_builder.judge.options import Findings
+from oci_builder.judge.options import JudgeOptions as VerifyOptions
+from oci_builder.judge.outer import read_archive
+from oci_builder.judge.sameness import Shared
 from oci_builder.model.report import Report
-from oci_builder.verify.contents import Contents
-from oci_builder.verify.hashing import Hashers
-from oci_builder.verify.judge import Judged, judge
-from oci_builder.verify.options import Findings, VerifyOptions
-from oci_builder.verify.outer import read_archive
-from oci_builder.verify.sameness import Shared
 from oci_builder.verify.twins import compare
 from oci_builder.wire.compress import sniff
 

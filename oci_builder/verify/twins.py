@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from oci_builder.judge.archive import Judged
+from oci_builder.judge.contents import Member
+from oci_builder.judge.image import ImageView
+from oci_builder.judge.names import agree
 from oci_builder.model.errors import CheckFailed
 from oci_builder.model.report import Finding
-from oci_builder.verify.contents import Member
-from oci_builder.verify.image import ImageView
-from oci_builder.verify.judge import Judged
-from oci_builder.verify.names import agree
 
 _DOCUMENTS = ("oci-layout", "index.json", "manifest.json")
 

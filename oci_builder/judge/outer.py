@@ -11,12 +11,12 @@ from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
+from oci_builder.judge.contents import Contents, Intake
+from oci_builder.judge.hashing import Hashers, SideHash
+from oci_builder.judge.options import Findings, JudgeOptions
+from oci_builder.judge.sameness import Known, Segment, Shared
 from oci_builder.model.errors import FormatError, OciBuilderError, TransportError, show
 from oci_builder.model.events import Event
-from oci_builder.verify.contents import Contents, Intake
-from oci_builder.verify.hashing import Hashers, SideHash
-from oci_builder.verify.options import Findings, VerifyOptions
-from oci_builder.verify.sameness import Known, Segment, Shared
 from oci_builder.wire.compress import MemberSeen, Options, decode_chunks, sniff
 from oci_builder.wire.source import FileRange
 from oci_builder.wire.tar import Kind, TarEntry, TarReader
@@ -25,7 +25,7 @@ _CHUNK = 1 << 20
 
 
 def read_archive(
-    path: Path, options: VerifyOptions, findings: Findings, hashers: Hashers, shared: Shared | None = None
+    path: Path, options: JudgeOptions, findings: Findings, hashers: Hashers, shared: Shared | None = None
 ) -> Intake:
     """Read everything that ``path`` holds. Faults of the bytes become findings.
 
@@ -47,7 +47,7 @@ def read_archive(
 
 
 def _file(
-    path: Path, fd: int, options: VerifyOptions, findings: Findings, hashers: Hashers, shared: Shared | None
+    path: Path, fd: int, options: JudgeOptions, findings: Findings, hashers: Hashers, shared: Shared | None
 ) -> Intake:
     info = os.fstat(fd)
     if not stat.S_ISREG(info.st_mode):

@@ -18,7 +18,7 @@ _MOST_OF_A_CODE = 100
 
 
 @dataclass(frozen=True, slots=True)
-class VerifyOptions:
+class JudgeOptions:
     """How to verify.
 
     Attributes:

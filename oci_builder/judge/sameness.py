@@ -10,10 +10,10 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 
+from oci_builder.judge.contents import Contents, Member
+from oci_builder.judge.layer import LayerFacts
 from oci_builder.model.digest import Digest
 from oci_builder.model.errors import OciBuilderError
-from oci_builder.verify.contents import Contents, Member
-from oci_builder.verify.layer import LayerFacts
 from oci_builder.wire.compress.gzipframe import parse_header
 from oci_builder.wire.source import FileRange, open_range
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 
+from oci_builder.judge.hashing import Hashers
+from oci_builder.judge.layer import LayerFacts, read_layer
+from oci_builder.judge.options import Findings, JudgeOptions
 from oci_builder.model.digest import Digest
 from oci_builder.model.errors import OciBuilderError
-from oci_builder.verify.hashing import Hashers
-from oci_builder.verify.layer import LayerFacts, read_layer
-from oci_builder.verify.options import Findings, VerifyOptions
 from oci_builder.wire.compress import Compression
 
 # Members kept in memory together: a document is at most 4 MiB, an archive has a handful.
@@ -86,7 +86,7 @@ class Intake:
 
     __slots__ = ("_kept", "contents", "findings", "hashers", "options")
 
-    def __init__(self, contents: Contents, options: VerifyOptions, findings: Findings, hashers: Hashers) -> None:
+    def __init__(self, contents: Contents, options: JudgeOptions, findings: Findings, hashers: Hashers) -> None:
         self.contents, self.options, self.findings, self.hashers = contents, options, findings, hashers
         self._kept = 0
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from oci_builder.judge.graph import Graph, is_attestation
+from oci_builder.judge.image import ImageView, check_image, layer_of
+from oci_builder.judge.names import image_name
 from oci_builder.model import media
 from oci_builder.model.documents import Descriptor, ImageConfig, Index, Manifest
 from oci_builder.model.errors import show
-from oci_builder.verify.graph import Graph, is_attestation
-from oci_builder.verify.image import ImageView, check_image, layer_of
-from oci_builder.verify.names import image_name
 
 CONTAINERD_NAME = "io.containerd.image.name"
 REF_NAME = "org.opencontainers.image.ref.name"

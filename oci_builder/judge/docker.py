@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 
+from oci_builder.judge.contents import Member
+from oci_builder.judge.graph import Graph
+from oci_builder.judge.image import ImageView, check_image
+from oci_builder.judge.names import image_name, is_repo_tag
 from oci_builder.model.documents import DockerArchiveItem, ImageConfig, validate
 from oci_builder.model.errors import FormatError, show
-from oci_builder.verify.contents import Member
-from oci_builder.verify.graph import Graph
-from oci_builder.verify.image import ImageView, check_image
-from oci_builder.verify.names import image_name, is_repo_tag
 
 _HEX_NAME = re.compile(r"(?:.*/)?([0-9a-f]{64})(?:\.json)?\Z")
 _LEGACY = re.compile(r"[0-9a-f]{64}/(?:VERSION|json|layer\.tar)\Z")

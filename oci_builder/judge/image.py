@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from oci_builder.judge.contents import Member
+from oci_builder.judge.graph import Graph
+from oci_builder.judge.layer import LayerFacts
 from oci_builder.model import media
 from oci_builder.model.documents import Descriptor, ImageConfig
 from oci_builder.model.errors import show
-from oci_builder.verify.contents import Member
-from oci_builder.verify.graph import Graph
-from oci_builder.verify.layer import LayerFacts
 
 OUR_HISTORY = "oci-builder:"
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from oci_builder.judge.contents import Contents, Intake, blob_name
+from oci_builder.judge.docker import docker_view
+from oci_builder.judge.graph import Graph
+from oci_builder.judge.image import ImageView
+from oci_builder.judge.names import agree
+from oci_builder.judge.oci import oci_view
 from oci_builder.model.errors import show
-from oci_builder.verify.contents import Contents, Intake, blob_name
-from oci_builder.verify.docker import docker_view
-from oci_builder.verify.graph import Graph
-from oci_builder.verify.image import ImageView
-from oci_builder.verify.names import agree
-from oci_builder.verify.oci import oci_view
 
 
 @dataclass(slots=True)

@@ -6,10 +6,10 @@ import posixpath
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+from oci_builder.judge.hashing import Hashers, SideHash
+from oci_builder.judge.options import JudgeOptions
 from oci_builder.model.digest import Digest
 from oci_builder.model.errors import FormatError, OciBuilderError, PolicyError, show
-from oci_builder.verify.hashing import Hashers, SideHash
-from oci_builder.verify.options import VerifyOptions
 from oci_builder.wire.compress import Compression, MemberSeen, Options, decode_chunks, sniff
 from oci_builder.wire.compress.gzipframe import is_our_member
 from oci_builder.wire.compress.pull import Pull
@@ -47,7 +47,7 @@ class LayerFacts:
 
 
 def read_layer(
-    chunks: Iterable[bytes | memoryview], where: str, options: VerifyOptions, hashers: Hashers, blob_hash: SideHash
+    chunks: Iterable[bytes | memoryview], where: str, options: JudgeOptions, hashers: Hashers, blob_hash: SideHash
 ) -> LayerFacts:
     """Read a blob as a layer. Never raises for what its bytes hold; all of ``chunks`` is consumed.
 

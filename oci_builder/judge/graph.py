@@ -7,11 +7,11 @@ import binascii
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
+from oci_builder.judge.contents import Intake, Member
 from oci_builder.model.digest import Digest
 from oci_builder.model.documents import Descriptor, Document, ImageConfig, Index, Manifest, validate
 from oci_builder.model.errors import FormatError, IntegrityError, PolicyError, show
 from oci_builder.model.jsontext import load_json
-from oci_builder.verify.contents import Intake, Member
 
 D = TypeVar("D", bound=Document)
 
