@@ -40,6 +40,22 @@ class ScanOptions:
     allow: Mapping[str, str] = field(default_factory=dict)
     allow_paths: Mapping[str, str] = field(default_factory=dict)
 
+    def checked(self) -> ScanOptions:
+        """Itself, when every pattern is one.
+
+        Raises:
+            ValueError: a pattern is no regular expression, or a digest is none.
+        """
+        for pattern in self.allow_paths:
+            try:
+                re.compile(pattern.encode())
+            except re.error as error:
+                raise ValueError(f"{pattern!r} is no regular expression: {error}") from None
+        for digest in self.allow:
+            if not re.fullmatch("[0-9a-f]{64}", digest):
+                raise ValueError(f"{digest[:80]!r} is no sha256 in hex")
+        return self
+
     def lets(self, path: bytes, secret: bytes = b"") -> bool:
         """Whether a hit in this file, or this secret, is let through."""
         if secret and hashlib.sha256(secret).hexdigest() in self.allow:

@@ -1,0 +1,128 @@
+"""What must not leave: credentials and model weights in archives and records, looked for before anything is sent."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from oci_builder.model.errors import PolicyError, SpecError, show
+from oci_builder.model.jsontext import load_json
+from oci_builder.model.limits import DEFAULT_LIMITS
+from oci_builder.model.report import Finding
+from oci_builder.release.files import read_file
+from oci_builder.release.secrets import ScanOptions, scan_file
+from oci_builder.release.walk import Data, Walk, walk
+from oci_builder.wire.tar import Kind, TarEntry
+
+_SHOWN = 10
+# Never uploaded as they are, but found in every CPython that is shipped whole.
+PUBLISHED = {
+    r"(?:.*/)?lib(?:64)?/python3\.\d+/test/.*": "keys of CPython's own test suite, published with its source",
+}
+
+
+@dataclass(slots=True)
+class Scan:
+    """What was looked at and what was found."""
+
+    findings: list[Finding] = field(default_factory=list)
+    files: int = 0
+    size: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """For a receipt's check."""
+        return {"files": self.files, "bytes": self.size, "findings": [f.to_json() for f in self.findings]}
+
+    def require(self) -> None:
+        """Refuse whatever was found.
+
+        Raises:
+            PolicyError: ``policy.secret`` or ``policy.weights``, naming the places, never the secrets.
+        """
+        if not self.findings:
+            return
+        lines = [f"{f.message} ({f.actual})" if f.actual else f.message for f in self.findings[:_SHOWN]]
+        more = f"; and {len(self.findings) - _SHOWN} more" if len(self.findings) > _SHOWN else ""
+        first = self.findings[0]
+        raise PolicyError(
+            first.code,
+            f"{'; '.join(lines)}{more}. Remove them and build again, or allow what is public with --allow",
+            where=first.where, actual=len(self.findings),
+        )  # fmt: skip
+
+
+def scan_archives(archives: Sequence[Path], options: ScanOptions, how: Walk | None = None) -> Scan:
+    """Scan every layer of every archive, and the images' configs. A layer that stands in two archives is read once.
+
+    Args:
+        archives: image archives, layouts, portable archives, or folders.
+
+    Raises:
+        OciBuilderError: as ``walk``.
+    """
+    how = how or Walk()
+    found = Scan()
+
+    def visit(entry: TarEntry, data: Data, where: str) -> None:
+        if entry.kind is not Kind.FILE:
+            return
+        found.files += 1
+        found.size += entry.size
+        found.findings += scan_file(entry.name, entry.size, data(), where, options)
+
+    for archive in archives:
+        image = walk(archive, visit, how)
+        if image is not None:
+            found.findings += scan_file(b"image config", len(image.config), [image.config], archive.name, options)
+    return found
+
+
+def scan_files(files: Iterable[Path], options: ScanOptions) -> Scan:
+    """Scan small files, such as records, by the same rules.
+
+    Raises:
+        TransportError: ``io.*``.
+    """
+    found = Scan()
+    for path in files:
+        data = read_file(path, 64 * DEFAULT_LIMITS.document)
+        found.files += 1
+        found.size += len(data)
+        found.findings += scan_file(path.name.encode(), len(data), [data], "", options)
+    return found
+
+
+def read_allowed(path: Path | None) -> ScanOptions:
+    """The options of a file: ``{"secrets": {SHA256: REASON}, "paths": {PATTERN: REASON}, "weights_size": BYTES}``.
+
+    What is published with CPython's source is always allowed.
+
+    Raises:
+        SpecError: ``spec.allow``. FormatError: ``json.*``. TransportError: ``io.*``.
+    """
+    if path is None:
+        return ScanOptions(allow_paths=PUBLISHED)
+    value = load_json(read_file(path, DEFAULT_LIMITS.document), str(path))
+    if not isinstance(value, dict) or set(value) - {"secrets", "paths", "weights_size"}:
+        raise _refused(path, "an object with the keys secrets, paths, weights_size is wanted")
+    secrets, paths = (_reasons(path, value.get(key, {})) for key in ("secrets", "paths"))
+    size = value.get("weights_size", ScanOptions().weights_size)
+    if type(size) is not int or size <= 0:
+        raise _refused(path, f"weights_size is {json.dumps(size)[:40]}, wanted a number of bytes")
+    try:
+        return ScanOptions(size, secrets, {**PUBLISHED, **paths}).checked()
+    except ValueError as error:
+        raise _refused(path, str(error)) from None
+
+
+def _reasons(path: Path, value: Any) -> dict[str, str]:
+    if not isinstance(value, dict) or not all(isinstance(v, str) and v.strip() for v in value.values()):
+        raise _refused(path, "each thing that is let through needs a reason in words")
+    return value
+
+
+def _refused(path: Path, why: str) -> SpecError:
+    return SpecError("spec.allow", f"{show(str(path))}: {why}", where=str(path))

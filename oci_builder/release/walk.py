@@ -1,0 +1,181 @@
+"""Every file of an image archive, a layout, a portable archive or a folder, one after the other, in one pass.
+
+What an archive claims is proved on the way: a layer that a visitor saw is the layer that the manifest names.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from oci_builder.model.digest import Digest
+from oci_builder.model.errors import FormatError, IntegrityError, SpecError, disk_error, show
+from oci_builder.model.events import Emit, Event, silent
+from oci_builder.model.limits import DEFAULT_LIMITS, Limits
+from oci_builder.rootfs.scan import BASE_POLICY, scan_tree
+from oci_builder.transports.opened import ImageFile, OpenOptions
+from oci_builder.transports.wanted import WantedImage, WantedLayer
+from oci_builder.wire.compress import Options, decode_chunks, sniff
+from oci_builder.wire.source import FileRange
+from oci_builder.wire.tar import TarEntry, TarReader
+from oci_builder.wire.verified import VerifiedReader
+
+Data = Callable[[], Iterable[bytes | memoryview]]
+# Called with an entry, its content (read at once or never), and the layer it stands in.
+Visit = Callable[[TarEntry, Data, str], None]
+
+# What the members of an image archive are called, of either form; a tree does not begin with one of these.
+_MEMBER = re.compile(rb"(?:blobs(?:/.*)?|oci-layout|index\.json|manifest\.json|repositories|[0-9a-f]{64}(?:[./].*)?)\Z")
+_BLOCK = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """How to walk.
+
+    Attributes:
+        platform: which image of an index.
+        threads: for decompression.
+        seen: diff_ids of layers that need no second visit; those that were visited are added.
+    """
+
+    platform: str = "linux/amd64"
+    limits: Limits = DEFAULT_LIMITS
+    threads: int = 2
+    emit: Emit = silent
+    seen: set[Digest] = field(default_factory=set)
+
+
+def walk(subject: Path, visit: Visit, how: Walk) -> WantedImage | None:
+    """Visit every entry of every layer, lowest layer first; of a tar or folder, every entry.
+
+    Returns: the image, or None for what is no image.
+
+    Raises:
+        SpecError: ``spec.path``. FormatError, PolicyError: what is wrong with the archive.
+        IntegrityError: ``blob.*``, ``layer.diff_id``. TransportError: ``io.*``.
+    """
+    try:
+        if subject.is_dir():
+            layout = (subject / "oci-layout").is_file() and (subject / "index.json").is_file()
+            if layout:
+                return _image(subject, visit, how)
+            _folder(subject, visit, how)
+            return None
+        if not subject.is_file():
+            raise SpecError("spec.path", f"{show(str(subject))} is neither an archive nor a folder", where=str(subject))
+        if _is_image(subject, how):
+            return _image(subject, visit, how)
+        _tar(subject, visit, how)
+        return None
+    except OSError as error:
+        raise disk_error(error, f"reading {subject.name}") from None
+
+
+def _is_image(subject: Path, how: Walk) -> bool:
+    with open(subject, "rb", buffering=0) as file:
+        reader = _reader(FileRange(file.fileno(), 0, os.fstat(file.fileno()).st_size), subject.name, how)
+        first = next((entry.name for entry in reader if entry.name), b"")
+    return _MEMBER.match(first) is not None
+
+
+def _reader(source: FileRange, where: str, how: Walk) -> TarReader:
+    # One stream may hold a whole image: its bound is the image's, not one layer's.
+    limits = replace(how.limits, layer_size=how.limits.image_size, entry_size=how.limits.image_size)
+    chunks = decode_chunks(source.chunks(), sniff(source.pread(8, 0)), Options(limits, where, how.threads))
+    return TarReader(chunks, limits=limits, where=where)
+
+
+def _tar(subject: Path, visit: Visit, how: Walk) -> None:
+    with open(subject, "rb", buffering=0) as file:
+        source = FileRange(file.fileno(), 0, os.fstat(file.fileno()).st_size)
+        reader = _reader(source, subject.name, how)
+        for entry in reader:
+            visit(entry, reader.data, subject.name)
+
+
+def _folder(subject: Path, visit: Visit, how: Walk) -> None:
+    tree = scan_tree(subject, emit=how.emit, limits=how.limits, policy=BASE_POLICY)
+    for entry in tree.entries:
+        place = os.path.join(os.fsencode(subject), entry.path)
+        found = TarEntry(entry.path, entry.kind, entry.size, entry.mode, mtime_ns=entry.mtime_ns, link=entry.link)
+        visit(found, partial(_content, place), subject.name)
+
+
+def _content(place: bytes) -> Iterator[bytes]:
+    fd = os.open(place, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        while data := os.read(fd, _BLOCK):
+            yield data
+    finally:
+        os.close(fd)
+
+
+def _image(subject: Path, visit: Visit, how: Walk) -> WantedImage:
+    task = f"read {subject.name}"
+    total = subject.stat().st_size if subject.is_file() else 0
+    options = OpenOptions(
+        how.platform, how.limits, how.threads, read=lambda n: how.emit(Event("advance", task, n))
+    )  # fmt: skip
+    how.emit(Event("start", task, total=total))
+    with ImageFile(subject, options) as file:
+        for number, (layer, chunks) in enumerate(file.layers()):
+            _layer(layer, chunks, visit, how, f"{subject.name}: layer {number + 1}")
+        image = file.image or file.found()
+    how.emit(Event("done", task))
+    return image
+
+
+def _layer(
+    layer: WantedLayer, chunks: Iterable[bytes | memoryview], visit: Visit, how: Walk, where: str
+) -> None:  # fmt: skip
+    known = layer.diff_id in how.seen
+    stream = iter(chunks)
+    head = next(stream, b"")
+    compression = sniff(head)
+    if layer.compression not in (None, compression):
+        raise FormatError(
+            "media.compression", f"{where}: declared as {layer.compression}, the bytes are {compression}", where=where,
+            expected=layer.compression, actual=compression,
+        )  # fmt: skip
+    blob: Iterable[bytes | memoryview] = _chain(head, stream)
+    if layer.digest is not None and layer.size is not None:
+        blob = VerifiedReader(blob, layer.digest, layer.size, where)
+    hashed = hashlib.sha256()
+    plain = _hashing(decode_chunks(iter(blob), compression, Options(how.limits, where, how.threads)), hashed)
+    if known:
+        for _ in plain:
+            pass
+    else:
+        reader = TarReader(plain, limits=how.limits, where=where)
+        for entry in reader:
+            visit(entry, reader.data, where)
+    for _ in blob:
+        pass
+    actual = Digest.from_hex(hashed.hexdigest())
+    if actual != layer.diff_id:
+        raise IntegrityError(
+            "layer.diff_id", f"{where}: its tar hashes to {actual}, the config says {layer.diff_id}", where=where,
+            expected=layer.diff_id, actual=actual,
+        )  # fmt: skip
+    how.seen.add(layer.diff_id)
+
+
+def _chain(head: bytes | memoryview, rest: Iterator[bytes | memoryview]) -> Iterator[bytes | memoryview]:
+    yield head
+    yield from rest
+
+
+def _hashing(chunks: Iterable[bytes | memoryview], into: Any) -> Iterator[bytes | memoryview]:
+    for chunk in chunks:
+        into.update(chunk)
+        yield chunk
+
+
+__all__ = ["Data", "Visit", "Walk", "walk"]
