@@ -1,0 +1,207 @@
+"""Stages on CPUs: ``build``, ``package``, ``container``, ``container-check``."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from oci_builder.build import BuildOptions, BuildResult, build
+from oci_builder.engines.stages_files import adopt_records, checked_copy, digest_of, merged, recorded
+from oci_builder.engines.stages_request import Outcome, Request
+from oci_builder.execution.gates import ARCHIVE, ASSEMBLY, GateContext, verify_exec
+from oci_builder.execution.run import ExecOptions, image_checks, load_checks
+from oci_builder.execution.staging import Staged, Unpacked, stage
+from oci_builder.model.digest import Digest
+from oci_builder.model.errors import CheckFailed, SpecError
+from oci_builder.model.events import Emit
+from oci_builder.model.gates import parse_gates
+from oci_builder.model.receipts import DOCKER, OCI, PORTABLE
+from oci_builder.model.report import Report
+from oci_builder.model.spec import Spec, load_spec
+from oci_builder.payload.runtime import assemble_runtime
+from oci_builder.payload.tiers import realize_tiers
+from oci_builder.readiness import readiness
+from oci_builder.unpack import UnpackOptions, unpack_image
+from oci_builder.verify import VerifyOptions, verify_archives
+
+
+def build_stage(request: Request, emit: Emit) -> Outcome:
+    """The environments, and the runtime that they come together in; both stay in the cache for ``package``.
+
+    Raises:
+        OciBuilderError: what ``realize_tiers`` and ``assemble_runtime`` raise.
+    """
+    path = Path(request.spec)
+    spec, folder, work = load_spec(path), path.absolute().parent, Path(request.cache) / "tiers"
+    probe_hard_links(Path(request.cache))
+    tiers = realize_tiers(spec, folder, work, emit)
+    runtime = assemble_runtime(spec, folder, work, tiers, jobs(request), emit)
+    notes = [f"tier {name}: {place}" for name, place in runtime.tiers.items()]
+    notes += [f"{name}: {place}" for name, place in runtime.trees.items()]
+    return Outcome({name: digest_of(data) for name, data in runtime.files.items()}, notes=tuple(notes))
+
+
+def package_stage(request: Request, emit: Emit) -> Outcome:
+    """All three archives and their records, in one compression pass; what is finished stays as it is.
+
+    Raises:
+        OciBuilderError: what ``build`` raises; ConflictError: ``release.exists``.
+    """
+    made = _build(request, emit)
+    adopt_records(request)
+    found = recorded(request)
+    return Outcome(found, notes=("nothing has changed",) if made.unchanged else ())
+
+
+def container_stage(request: Request, emit: Emit) -> Outcome:
+    """The image archives: there, unchanged by a second build, and every byte of all archives what the records say.
+
+    Where ``package`` was preempted before it was done, this stage finishes its work first.
+
+    Raises:
+        OciBuilderError: what ``build`` raises; IntegrityError: ``blob.digest``.
+    """
+    made = _build(request, emit)
+    adopt_records(request)
+    report, subjects = _verified(request, emit)
+    checks = _gates_of(report, request)
+    notes = ["nothing has changed"] if made.unchanged else ["finished what package had left open"]
+    return Outcome(subjects, subjects, checks, details={"unchanged": made.unchanged}, notes=tuple(notes))
+
+
+def check_stage(request: Request, emit: Emit) -> Outcome:
+    """Verify the archives, judge readiness, and run the offline checks in a chroot without network.
+
+    Raises:
+        SpecError: ``stage.order``, ``spec.*``; IntegrityError: ``blob.digest``.
+    """
+    spec = load_spec(Path(request.spec))
+    report, subjects = _verified(request, emit)
+    archive = _local(request) / OCI
+    given = request.options.get("checks")
+    options = ExecOptions(isolation=str(request.options.get("isolation") or "auto"))
+    statement = verify_exec(
+        report,
+        lambda: stage_tree(archive, request, emit),
+        lambda staged: load_checks(Path(given)) if given else image_checks(staged.root, spec.prefix),
+        options, GateContext(),
+    )  # fmt: skip
+    receipt = statement.predicate
+    checks = [check.model_dump(mode="json") for check in receipt.checks]
+    if report.ok and "readiness" in _wanted(spec, "container-check"):
+        checks.append(_timed("readiness", lambda: _readiness(archive, emit)))
+    host = receipt.host.model_dump(mode="json")
+    return Outcome(subjects, merged(subjects, statement.digests), tuple(checks), host, receipt.details)
+
+
+def stage_tree(archive: Path, request: Request, emit: Emit) -> Staged:
+    """The archive's unpacked tree, below the scratch folder where there is one, else in the cache.
+
+    Raises:
+        OciBuilderError: what unpacking raises.
+    """
+
+    def unpack(source: Path, folder: Path) -> Unpacked:
+        done = unpack_image(source, folder, UnpackOptions(), emit)
+        return Unpacked(Digest(done.manifest), done.config)
+
+    return stage(archive, Path(request.scratch or request.cache) / "staged", unpack, emit=emit)
+
+
+def jobs(request: Request) -> int:
+    """Threads: the option, else the CPUs that this process may use.
+
+    Raises:
+        SpecError: ``stage.option``.
+    """
+    value = request.options.get("jobs", 0)
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= 1024:
+        raise SpecError("stage.option", f"jobs is a number of threads, not {value!r}", where="options.jobs")
+    return value or len(os.sched_getaffinity(0))
+
+
+def probe_hard_links(cache: Path) -> None:
+    """uv links the tiers from one cache: a file system without hard links fails here, not an hour later.
+
+    Raises:
+        CheckFailed: ``stage.hardlinks``.
+    """
+    one, two = cache / f".link-probe-{os.getpid()}", cache / f".link-probe-{os.getpid()}.second"
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        one.write_bytes(b"")
+        os.link(one, two)
+        same = one.stat().st_ino == two.stat().st_ino
+    except OSError as error:
+        raise CheckFailed(
+            "stage.hardlinks",
+            f"{cache} has no hard links ({error.strerror}); on Modal this takes a volume of version 2",
+            where=str(cache),
+        ) from None  # fmt: skip
+    finally:
+        one.unlink(missing_ok=True)
+        two.unlink(missing_ok=True)
+    if not same:
+        raise CheckFailed("stage.hardlinks", f"a hard link in {cache} is a file of its own", where=str(cache))
+
+
+def _build(request: Request, emit: Emit) -> BuildResult:
+    return build(Path(request.spec), Path(request.out), BuildOptions(Path(request.cache), jobs(request)), emit)
+
+
+def _local(request: Request) -> Path:
+    """Where the archives are read from once they are verified: the copies on local disk, else where they are."""
+    return Path(request.work) if request.scratch else Path(request.out)
+
+
+def _verified(request: Request, emit: Emit) -> tuple[Report, dict[str, str]]:
+    """The strict verification of both image archives, and all archives' digests: read, compared with the records."""
+    subjects = recorded(request)
+    local = Path(request.work) if request.scratch else None
+    for name in (OCI, DOCKER):
+        # Verifying hashes as it goes; without a copy to make, a first read would be one too many.
+        if local is not None:
+            checked_copy(Path(request.out) / name, subjects[name], local, emit)
+    checked_copy(Path(request.out) / PORTABLE, subjects[PORTABLE], None, emit)
+    place = _local(request)
+    report = verify_archives((place / OCI, place / DOCKER), VerifyOptions(profile="strict", emit=emit))
+    names = {"oci-archive": OCI, "docker-archive": DOCKER}
+    seen = {
+        names[str(s.get("kind"))]: str(s.get("sha256")).removeprefix("sha256:")
+        for s in report.subjects
+        if str(s.get("kind")) in names and s.get("sha256")
+    }
+    return report, merged(subjects, seen)
+
+
+def _gates_of(report: Report, request: Request) -> tuple[Mapping[str, Any], ...]:
+    """The two outcomes that need no run, as ``verify_exec`` tells them apart."""
+
+    def nothing() -> Staged:
+        raise CheckFailed("stage.none", "container runs nothing; container-check does")
+
+    emptied = verify_exec(report, nothing, lambda _: (), ExecOptions(), GateContext(stage="container"))
+    return tuple(c.model_dump(mode="json") for c in emptied.predicate.checks if c.name in (ARCHIVE, ASSEMBLY))
+
+
+def _wanted(spec: Spec, stage_name: str) -> set[str]:
+    return {check for gate in parse_gates(spec.gates) if stage_name in gate.stages for check in gate.checks}
+
+
+def _readiness(archive: Path, emit: Emit) -> dict[str, Any]:
+    report = readiness(archive, emit=emit)
+    errors = [f for f in report.findings() if f.severity == "error"]
+    reason = "; ".join(f"[{f.code}] {f.where}: {f.message}" for f in errors[:10])
+    return {"outcome": "fail" if errors else "pass", "reason": reason[:4000], "details": {"errors": len(errors)}}
+
+
+def _timed(name: str, run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    start = time.monotonic()
+    found = run()
+    return {"name": name, **found, "seconds": round(time.monotonic() - start, 3)}
+
+
+__all__ = ["build_stage", "check_stage", "container_stage", "package_stage", "stage_tree"]

@@ -1,0 +1,119 @@
+"""What several stages do with files: the records of a build, one streaming copy to local disk, the release folder."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from oci_builder.engines.stages_request import Request
+from oci_builder.model.errors import ConflictError, IntegrityError, SpecError, disk_error, show
+from oci_builder.model.events import Emit, Event
+from oci_builder.release.files import create_exclusively
+from oci_builder.release.folder import ReleaseFolder
+
+RECORDS = ("portable.json", "container.json")
+_BLOCK = 4 << 20
+
+
+def recorded(request: Request) -> dict[str, str]:
+    """Archive name -> sha256, hex, as the records of ``request.out`` say.
+
+    Raises:
+        SpecError: ``stage.order``: there is no finished build.
+        FormatError: ``release.subject``, ``json.*``.
+    """
+    out = Path(request.out)
+    missing = [name for name in RECORDS if not (out / name).is_file()]
+    if missing:
+        raise SpecError(
+            "stage.order", f"{show(str(out))} has no {missing[0]}: run the stage package first", where=str(out)
+        )
+    return ReleaseFolder(out).subjects()
+
+
+def checked_copy(path: Path, sha256: str, scratch: Path | None, emit: Emit) -> Path:
+    """Read a file once; it must be ``sha256``. With ``scratch`` the same read makes a copy there, which is returned.
+
+    A volume is far away and read at most once; what needs more than one pass reads the copy.
+
+    Raises:
+        IntegrityError: ``blob.digest``; no copy is left.
+        TransportError: ``io.*``.
+    """
+    copy = None if scratch is None else scratch / path.name
+    task = f"{'hash' if copy is None else 'copy'} {path.name}"
+    digest = hashlib.sha256()
+    try:
+        emit(Event("start", task, total=path.stat().st_size))
+        with path.open("rb", buffering=0) as source, open(os.devnull if copy is None else copy, "wb") as target:
+            while block := source.read(_BLOCK):
+                digest.update(block)
+                target.write(block)
+                emit(Event("advance", task, len(block)))
+    except OSError as error:
+        raise disk_error(error, task) from None
+    emit(Event("done", task))
+    if digest.hexdigest() != sha256:
+        if copy is not None:
+            copy.unlink(missing_ok=True)
+        raise IntegrityError(
+            "blob.digest", f"{show(str(path))} is not what its record says", where=str(path), expected=sha256,
+            actual=digest.hexdigest(),
+        )  # fmt: skip
+    return copy or path
+
+
+def adopt_records(request: Request) -> None:
+    """Put the records of the build into the release folder, where there is one. Idempotent.
+
+    Raises:
+        ConflictError: ``release.exists``: the folder is about another build.
+        TransportError: ``io.*``.
+    """
+    if not request.release:
+        return
+    folder = ReleaseFolder(Path(request.release)).create()
+    for name in RECORDS:
+        try:
+            data, there = (Path(request.out) / name).read_bytes(), folder.root / name
+            if there.exists() and there.read_bytes() == data:
+                continue
+        except OSError as error:
+            raise disk_error(error, f"reading {name}") from None
+        try:
+            create_exclusively(there, data)
+        except ConflictError:
+            raise ConflictError(
+                "release.exists", f"{show(str(folder.root))} is about another build: a candidate is changed by repack, "
+                "anything else is a release of its own (remove the folder when nothing of it was published)",
+                where=str(there),
+            ) from None  # fmt: skip
+
+
+def digest_of(data: bytes) -> str:
+    """sha256, hex."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def release_id(request: Request, fallback: str) -> str:
+    """The release that receipts name: the folder's, else the spec's."""
+    return ReleaseFolder(Path(request.release)).release if request.release else fallback
+
+
+def merged(*parts: Mapping[str, str]) -> dict[str, str]:
+    """All digests of several sources; two that disagree are an error.
+
+    Raises:
+        IntegrityError: ``blob.digest``.
+    """
+    out: dict[str, str] = {}
+    for part in parts:
+        for name, sha256 in part.items():
+            if out.setdefault(name, sha256) != sha256:
+                raise IntegrityError(
+                    "blob.digest", f"{show(name)} is another archive than its record says", where=name,
+                    expected=out[name], actual=sha256,
+                )  # fmt: skip
+    return out

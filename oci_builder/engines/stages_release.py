@@ -1,0 +1,102 @@
+"""Stages about evidence: ``qualification``, ``repack``, ``publish``; the verbs, with a request's paths."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from oci_builder.build import BuildOptions, build
+from oci_builder.engines.stages_build import check_stage, jobs
+from oci_builder.engines.stages_files import digest_of
+from oci_builder.engines.stages_request import Outcome, Request
+from oci_builder.model.errors import SpecError
+from oci_builder.model.events import Emit
+from oci_builder.model.receipts import PORTABLE, Check
+from oci_builder.model.spec import load_spec
+from oci_builder.publish import Publication, publish
+from oci_builder.qualification import Rules, summary, update_release
+from oci_builder.release.folder import QUALIFICATION, ReleaseFolder
+from oci_builder.release.host import utc_now
+from oci_builder.release.publish import HubTarget
+from oci_builder.release.signing import SigningKey, load_key
+from oci_builder.repack import RepackRequest, repack
+from oci_builder.transports.layerfiles import read_definitions
+
+MARKER = "runtime.json"
+
+
+def qualification_stage(request: Request, emit: Emit) -> Outcome:
+    """Judge the release folder now and record it; the one before stays under a number.
+
+    Raises:
+        SpecError: ``stage.option``, ``release.folder``; what ``update_release`` raises.
+    """
+    folder = _folder(request)
+    found = update_release(folder.root, _rules(request), utc_now())
+    data = (folder.root / QUALIFICATION).read_bytes()
+    return Outcome({QUALIFICATION: digest_of(data)}, details={"state": found["state"]}, notes=tuple(summary(found)))
+
+
+def repack_stage(request: Request, emit: Emit) -> Outcome:
+    """Repair packaging files; the checks are those of ``container-check``, on the new build, before it takes its place.
+
+    Raises:
+        SpecError: ``spec.files``, ``stage.option``; what ``repack`` raises.
+    """
+    spec_path = Path(request.spec)
+    spec = load_spec(spec_path)
+    if spec.files is None:
+        raise SpecError("spec.files", "the spec ships no packaging files, so there is nothing to repack")
+    rules, prefix = _rules(request), spec.prefix.lstrip("/").encode()
+    marker = prefix + b"/" + str(request.options.get("marker") or MARKER).encode()
+    definitions = read_definitions(spec_path.absolute().parent / spec.files)
+    packaging = frozenset(prefix + b"/" + path for files in definitions.values() for path in files) - {marker}
+
+    def rebuild(out: Path) -> None:
+        build(spec_path, out, BuildOptions(Path(request.cache), jobs(request)), emit)
+
+    def preflight(out: Path) -> Sequence[Check]:
+        found = check_stage(replace(request, out=str(out), release=""), emit)
+        return tuple(Check.model_validate(value) for value in found.checks)
+
+    wanted = RepackRequest(
+        dist=Path(request.out), folder=_folder(request), gates=rules.gates, policy=rules.policy, marker=marker,
+        packaging=packaging, layers=frozenset(definitions), key=_key(request),
+    )  # fmt: skip
+    done = repack(wanted, rebuild, preflight, utc_now(), emit)
+    notes = (f"the old build is in {done.previous}", f"receipt {done.receipt}")
+    return Outcome({PORTABLE: done.sha256}, details={"receipt": str(done.receipt)}, notes=notes)
+
+
+def publish_stage(request: Request, emit: Emit) -> Outcome:
+    """Upload the release to the Hub; the token comes from ``HF_TOKEN``.
+
+    Raises:
+        SpecError: ``stage.option``, ``spec.token``; what ``publish`` raises.
+    """
+    if not os.environ.get("HF_TOKEN"):
+        raise SpecError("spec.token", "set HF_TOKEN to a token that may write to the dataset")
+    what = Publication(_folder(request), Path(request.out), request.path("helper"), _key(request))
+    target = HubTarget(request.text("repo"), endpoint=str(request.options.get("endpoint") or ""))
+    done = publish(what, target, emit)
+    notes = (f"commit {done.commit}", f"card {done.card_commit}", f"receipt {done.receipt}")
+    details = {"commit": done.commit, "card": done.card_commit, "receipt": str(done.receipt)}
+    return Outcome(what.folder.subjects(), details=details, notes=notes)
+
+
+def _folder(request: Request) -> ReleaseFolder:
+    if not request.release:
+        raise SpecError("stage.option", "the stage needs a release folder", where="release")
+    return ReleaseFolder(Path(request.release))
+
+
+def _rules(request: Request) -> Rules:
+    return Rules.load(Path(request.spec), request.path("trust"))
+
+
+def _key(request: Request) -> SigningKey:
+    if not request.key:
+        raise SpecError("stage.option", "the stage signs its own receipt and needs a key", where="key")
+    return load_key(Path(request.key))
