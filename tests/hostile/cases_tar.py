@@ -119,21 +119,21 @@ LINKS: list[Case] = [
     ("C6-02c", "a hard link through a link to the victim",
         one(symlink(b"l", b"../victim"), hardlink(b"h", b"l/secret")), "entry.link_target"),
     ("C6-02d", "a file over a link to the victim", one(symlink(b"l", b"../victim/secret"), file(b"l", b"1")),
-        {b"l": b"1"}),
+        "entry.duplicate"),
     ("C6-02e", "a folder over a link to the victim", one(symlink(b"l", b"../victim"), folder(b"l"), file(b"l/s", b"1")),
-        {b"l/s": b"1"}),
+        "entry.duplicate"),
     ("C6-02f", "a whiteout through a link to the victim", [
         tar(symlink(b"l", b"../victim")), tar(file(b"l/.wh.secret"), file(b"l/.wh..wh..opq"))],
         {b"l": to(b"../victim")}),
     ("C6-03", "a folder that becomes a link and a folder again", one(
         folder(b"d"), symlink(b"d", b"../victim"), file(b"d/a", b"1"), folder(b"d"), file(b"d/b", b"2")),
-        {b"d/b": b"2", b"victim/a": b"1"}),
+        "entry.duplicate"),
     ("C6-05a", "links in a circle", one(symlink(b"a", b"b"), symlink(b"b", b"a"), file(b"a/x")), "path.loop"),
     ("C6-05b", "41 links in a row", one(
         symlink(b"l0", b"."), *(symlink(b"l%d" % n, b"l%d" % (n - 1)) for n in range(1, 41)), file(b"l40/x")),
         "path.loop"),
     ("C6-06", "a file through a link, then the link replaced", one(
-        folder(b"d"), symlink(b"l", b"d"), file(b"l/x", b"1"), file(b"l", b"2")), {b"d/x": b"1", b"l": b"2"}),
+        folder(b"d"), symlink(b"l", b"d"), file(b"l/x", b"1"), file(b"l", b"2")), "entry.duplicate"),
     ("C6-07", "links that are legal", one(symlink(b"a/abs", b"/etc/alternatives/x"), symlink(b"a/up", b"../b")),
         {b"a/abs": to(b"/etc/alternatives/x"), b"a/up": to(b"../b")}),
     ("C6-09", "a hard link to a link", one(symlink(b"l", b"no/such"), hardlink(b"h", b"l")),
