@@ -145,8 +145,9 @@ class _Build:
         prefix = self.spec.prefix.lstrip("/").encode()
         scanned = {name: scan_tree(path, emit=self.emit, limits=self.limits) for name, path in runtime.trees.items()}
         placed = {n: place_tree(tree, prefix + b"/" + n.encode(), self.normal) for n, tree in scanned.items()}
-        given = {name.encode(): InlineFile(data) for name, data in runtime.files.items()}
         definitions = {} if self.spec.files is None else read_definitions(self.folder / self.spec.files)
+        shipped = {path for files in definitions.values() for path in files}
+        given = {n.encode(): InlineFile(data) for n, data in runtime.files.items() if n.encode() not in shipped}
         for name, files in {**({"inventory": given} if given else {}), **definitions}.items():
             placed[name] = place_files(files, prefix, self.normal)
         return [assemble(name, items, normal=self.normal, base=base_tree) for name, items in placed.items()]

@@ -123,6 +123,10 @@ Base = Annotated[
 ]
 
 
+# What uv itself listens to (UV_*) belongs to the other fields of a tier.
+BuildEnv = dict[Annotated[str, Field(pattern=r"^[A-TV-Za-z_][A-Za-z0-9_]*$")], StrictStr]
+
+
 class PathTier(SpecModel):
     """A tier that stands on disk already."""
 
@@ -135,6 +139,7 @@ class RequirementsTier(SpecModel):
     requirements: StrictStr = Field(description="requirements file with hashes, resolved beforehand")
     python: StrictStr = Field(default="host", description="version, path of an interpreter, or host")
     omit: dict[StrictStr, StrictStr] = Field(default_factory=dict, description="package left out -> reason")
+    build_env: BuildEnv = Field(default_factory=dict, description="variables for packages that are built from source")
 
 
 class LockTier(SpecModel):
@@ -146,6 +151,7 @@ class LockTier(SpecModel):
     extras: tuple[StrictStr, ...] = ()
     python: StrictStr = "host"
     omit: dict[StrictStr, StrictStr] = Field(default_factory=dict)
+    build_env: BuildEnv = Field(default_factory=dict)
 
 
 _TIERS = ("path", "requirements", "project")

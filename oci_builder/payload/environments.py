@@ -120,10 +120,10 @@ def _requirements(tier: RequirementsTier, folder: Path, where: str) -> _Recipe:
         file.write_text(wanted)
         uv.run(
             "pip", "install", "--quiet", "--no-deps", "--require-hashes", "--link-mode", "hardlink",
-            "--no-compile-bytecode", "--python", target / "bin" / "python", "-r", file,
+            "--no-compile-bytecode", "--python", target / "bin" / "python", "-r", file, env=tier.build_env,
         )  # fmt: skip
 
-    return _Recipe(wanted, from_requirements(wanted), install)
+    return _Recipe([wanted, tier.build_env] if tier.build_env else wanted, from_requirements(wanted), install)
 
 
 def _lock(tier: LockTier, folder: Path, where: str) -> _Recipe:
@@ -148,13 +148,14 @@ def _lock(tier: LockTier, folder: Path, where: str) -> _Recipe:
             "sync", "--quiet", "--frozen", "--no-editable", "--no-install-project", "--link-mode", "hardlink",
             "--no-compile-bytecode", "--project", project, *left_out,
         ]  # fmt: skip
-        env = {"UV_PROJECT_ENVIRONMENT": str(target)}
+        env = {**tier.build_env, "UV_PROJECT_ENVIRONMENT": str(target)}
         # What an extra builds without isolation finds its build requirements in the environment: the plain tier first.
         uv.run(*argv, env=env)
         if tier.extras:
             uv.run(*argv, *(word for extra in tier.extras for word in ("--extra", extra)), env=env)
 
-    return _Recipe([text, settings, list(tier.extras), tier.commit], listed, install)
+    inputs = [text, settings, list(tier.extras), tier.commit, *([tier.build_env] if tier.build_env else [])]
+    return _Recipe(inputs, listed, install)
 
 
 def _make(

@@ -124,7 +124,7 @@ def _plan_text(root: Path, path: bytes, place: bytes, executable: bool, prefixes
     name = posixpath.basename(path)
     rule, content = "", None
     if name == b"pyvenv.cfg":
-        rule, content = "venv", rules.venv_settings(_read(place), prefixes, _home(root, path))
+        rule, content = "venv", rules.venv_settings(_read(place), prefixes, _home(root, path, prefixes))
     elif name.endswith(b".pth"):
         rule, content = "pth", rules.path_file(path, _read(place), prefixes)
     elif name == b"direct_url.json" and rules.is_local_origin(_read(place), prefixes):
@@ -165,13 +165,12 @@ def _link(root: Path, path: bytes, target: bytes, prefixes: Prefixes) -> bytes |
     return rules.relative(path, inside)
 
 
-def _home(root: Path, path: bytes) -> bytes | None:
+def _home(root: Path, path: bytes, prefixes: Prefixes) -> bytes | None:
     """Folder below the root of the interpreter that a ``pyvenv.cfg`` is for; None when it is outside."""
     top = os.path.realpath(os.fsencode(root))
     python = os.path.realpath(os.path.join(top, posixpath.dirname(path), b"bin", b"python"))
-    if not python.startswith(top + b"/"):
-        return None
-    return posixpath.dirname(python[len(top) + 1 :])
+    inside = python[len(top) + 1 :] if python.startswith(top + b"/") else prefixes.inside(python)
+    return None if inside is None else posixpath.dirname(inside)
 
 
 def _read(place: bytes) -> bytes:

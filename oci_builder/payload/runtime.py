@@ -28,8 +28,15 @@ from oci_builder.payload.uv import Interpreter, find_interpreter, find_uv
 
 _FORMAT = 1
 _RECORD = "runtime.json"
-# Their texts speak of build folders, and nothing reads those.
-_ALLOWED = (("*/dist-info/METADATA", "documentation"),)
+_MARKER_SCHEMA = "oci-builder/runtime/1"
+# Where a folder of the build machine may stand, and why that does no harm.
+_ALLOWED = (
+    ("*/dist-info/METADATA", "documentation"),
+    ("python/bin/python3*", "the interpreter's own prefix, used only when no standard library lies beside it"),
+    ("python/lib/libpython3*", "the interpreter's own prefix, used only when no standard library lies beside it"),
+)
+# Before this one an environment finds its interpreter by an absolute path only (cpython#135831).
+_FOLLOWS_LINKS = (3, 13)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +46,7 @@ class Runtime:
     Attributes:
         tiers: name -> folder that lands in ``envs/<name>``.
         trees: path below the prefix -> folder: ``python``, ``source``.
-        files: path below the prefix -> content: the tiers' inventories.
+        files: path below the prefix -> content: the marker ``runtime.json`` and the tiers' inventories.
     """
 
     tiers: Mapping[str, Path]
@@ -76,7 +83,7 @@ def assemble_runtime(
     """
     inputs = _inputs(spec, folder, work, tiers)
     if inputs is None:
-        return Runtime(dict(tiers))
+        return Runtime(dict(tiers), files=_marker(spec) if spec.release is not None else {})
     place = work / f"runtime-{_key(spec, inputs)}"
     if not (place / _RECORD).is_file():
         emit(Event("start", "runtime", unit="items"))
@@ -87,7 +94,8 @@ def assemble_runtime(
         emit(Event("done", "runtime", unit="items"))
     made = {name: place / "envs" / name for name in inputs.tiers}
     trees = {name: place / name for name in ("python", "source") if (place / name).is_dir()}
-    return Runtime({name: made.get(name, path) for name, path in tiers.items()}, trees, _inventories(inputs.tiers))
+    files = {**_marker(spec), **_inventories(inputs.tiers)}
+    return Runtime({name: made.get(name, path) for name, path in tiers.items()}, trees, files)
 
 
 def _inputs(spec: Spec, folder: Path, work: Path, tiers: Mapping[str, Path]) -> _Inputs | None:
@@ -95,16 +103,18 @@ def _inputs(spec: Spec, folder: Path, work: Path, tiers: Mapping[str, Path]) -> 
     if not uv_tiers:
         return None
     uv = find_uv(work)
+    # A host base has the interpreter that runs us at its own path; every other must come along.
     found = {
-        name: (find_interpreter(tier.python, uv, f"tiers.{name}.python"), tier.python != "host")
+        name: (
+            find_interpreter(tier.python, uv, f"tiers.{name}.python"),
+            not (isinstance(spec.base, HostBase) and tier.python == "host"),
+        )
         for name, tier in uv_tiers.items()
     }
     if len(set(found.values())) > 1:
         places = ", ".join(f"{name}: {python.path}" for name, (python, _) in sorted(found.items()))
         raise SpecError("payload.python", f"all tiers of a runtime need one interpreter ({places})", where="tiers")
     python, shipped = next(iter(found.values()))
-    # A host base has this interpreter at its own path.
-    shipped = shipped and not isinstance(spec.base, HostBase)
     project = _project(uv_tiers)
     overlay = folder / spec.files / "files/source_overlay" if spec.files is not None else None
     return _Inputs(
@@ -160,7 +170,11 @@ def _make(spec: Spec, inputs: _Inputs, work: Path, place: Path, jobs: int, emit:
 def _relocate(spec: Spec, inputs: _Inputs, work: Path, root: Path, jobs: int, emit: Emit) -> None:
     built = {str(env): f"envs/{name}" for name, env in inputs.tiers.items()}
     if inputs.shipped:
-        built[describe(inputs.python.path)["prefix"]] = "python"
+        about = describe(inputs.python.path)
+        built[about["prefix"]] = "python"
+        if tuple(map(int, about["version"].split("."))) < _FOLLOWS_LINKS:
+            told = f"environments of Python {about['version']} work at {spec.prefix} only"
+            emit(Event("warning", "runtime", message=f"{told}; from 3.13 on they can be moved"))
     prefixes = prefixes_of(root, spec.prefix, built)
     changes = plan_relocation(root, prefixes)
     apply_relocation(root, changes)
@@ -205,6 +219,13 @@ def _plain_folders(root: Path) -> None:
                 os.utime(path, (0, 0), follow_symlinks=False)
         os.chmod(parent, 0o755)
         os.utime(parent, (0, 0))
+
+
+def _marker(spec: Spec) -> dict[str, bytes]:
+    """What an unpacked prefix is; ``repack`` believes no archive without it."""
+    release = {} if spec.release is None else {"release": spec.release}
+    about = {"schema": _MARKER_SCHEMA, "name": spec.name, "tag": spec.tag, "prefix": spec.prefix, **release}
+    return {_RECORD: dump_json({**about, "tiers": list(spec.tiers)}) + b"\n"}
 
 
 def _inventories(tiers: Mapping[str, Path]) -> dict[str, bytes]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from oci_builder.model.errors import SpecError, show
 from oci_builder.model.events import Emit, silent
-from oci_builder.model.spec import HostBase, LockTier, PathTier, RequirementsTier, Spec
+from oci_builder.model.spec import PathTier, Spec
 
 
 def realize_tiers(spec: Spec, folder: Path, work: Path, emit: Emit = silent) -> dict[str, Path]:
@@ -17,8 +17,7 @@ def realize_tiers(spec: Spec, folder: Path, work: Path, emit: Emit = silent) -> 
         work: where environments are made.
 
     Raises:
-        SpecError: ``spec.tier`` when a tier's folder is not there, ``spec.python`` when the host base would lack a
-            tier's interpreter.
+        SpecError: ``spec.tier`` when a tier's folder is not there.
         OciBuilderError: what making an environment can raise.
     """
     out: dict[str, Path] = {}
@@ -33,21 +32,5 @@ def realize_tiers(spec: Spec, folder: Path, work: Path, emit: Emit = silent) -> 
         else:
             from oci_builder.payload.environments import realize
 
-            if isinstance(spec.base, HostBase):
-                _same_python(name, tier, work)
             out[name] = realize(name, tier, folder, work, emit)
     return out
-
-
-def _same_python(name: str, tier: RequirementsTier | LockTier, work: Path) -> None:
-    """A host base carries the Python that runs us: an environment of another one would start in no image."""
-    from oci_builder.payload.uv import find_interpreter, find_uv
-    from oci_builder.rootfs.host import python_executable
-
-    where, host = f"tiers.{name}.python", python_executable()
-    found = find_interpreter(tier.python, find_uv(work), where).path
-    if found != host:
-        raise SpecError(
-            "spec.python", f"{where}: {show(tier.python)} is {found}, and a host base has {host}: run oci-builder with "
-            "that Python, or choose another base", where=where, expected=str(host), actual=str(found),
-        )  # fmt: skip

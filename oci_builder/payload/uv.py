@@ -8,6 +8,7 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,7 +82,10 @@ def find_uv(work: Path) -> Uv:
 
 
 def find_interpreter(wanted: str, uv: Uv, where: str) -> Interpreter:
-    """The interpreter: ``host`` (the one that runs us, outside its venv), a path, or a version on this machine.
+    """The interpreter: ``host`` (the one that runs us, outside its venv), a path, or a version.
+
+    A version that this machine lacks is installed by uv beside its cache, from where uv's own settings say
+    (``UV_PYTHON_INSTALL_MIRROR``, ``UV_PYTHON_DOWNLOADS=never`` to forbid it).
 
     Raises:
         SpecError: ``spec.path`` when there is none, or it does not run.
@@ -91,13 +95,7 @@ def find_interpreter(wanted: str, uv: Uv, where: str) -> Interpreter:
     elif "/" in wanted:
         path = Path(wanted).expanduser()
     else:
-        try:
-            path = Path(uv.run("python", "find", "--no-project", "--system", wanted).strip())
-        except TransportError as error:
-            raise SpecError(
-                "spec.path", f"{where}: no Python {show(wanted)} on this machine; name its path ({error.message})",
-                where=where,
-            ) from None  # fmt: skip
+        path = _by_version(wanted, uv, where)
     path = path.resolve()
     try:
         identity = _run([str(path), "-I", "-c", "import sys; print(sys.version, sys.implementation.cache_tag)"], {})
@@ -106,6 +104,22 @@ def find_interpreter(wanted: str, uv: Uv, where: str) -> Interpreter:
             "spec.path", f"{where}: {show(str(path))} is no Python that runs: {error}", where=where
         ) from None
     return Interpreter(path, " ".join(identity.split()))
+
+
+def _by_version(wanted: str, uv: Uv, where: str) -> Path:
+    folder = {"UV_PYTHON_INSTALL_DIR": str(uv.cache / "python")}
+    ask = ("python", "find", "--no-project", "--system", wanted)
+    with suppress(TransportError):
+        return Path(uv.run(*ask, env=folder).strip())
+    downloads = os.environ.get("UV_PYTHON_DOWNLOADS") or "manual"
+    try:
+        uv.run("python", "install", "--no-bin", wanted, env={**folder, "UV_PYTHON_DOWNLOADS": downloads})
+        return Path(uv.run(*ask, env=folder).strip())
+    except TransportError as error:
+        raise SpecError(
+            "spec.path", f"{where}: no Python {show(wanted)} on this machine, and uv cannot install it; name its path, "
+            f"or set UV_PYTHON_INSTALL_MIRROR ({error.message})", where=where,
+        ) from None  # fmt: skip
 
 
 def probe_links(uv: Uv, work: Path) -> None:

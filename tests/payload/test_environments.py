@@ -14,12 +14,10 @@ import pytest
 
 from oci_builder.model.errors import IntegrityError, OciBuilderError, SpecError, TransportError
 from oci_builder.model.events import silent
-from oci_builder.model.spec import LockTier, RequirementsTier, Spec
+from oci_builder.model.spec import LockTier, RequirementsTier
 from oci_builder.payload import environments
 from oci_builder.payload import uv as tools
 from oci_builder.payload.environments import keep_packages, realize
-from oci_builder.payload.tiers import realize_tiers
-from oci_builder.rootfs.host import python_executable
 
 try:
     tools.find_uv(Path("/nonexistent"))
@@ -238,6 +236,11 @@ class TestLock:
         assert self.installed(env) == {"one"}
         assert json.loads((env.parent / "inventory.json").read_bytes())["omitted"] == {"two": "no toolchain"}
 
+    def test_build_variables_are_part_of_the_inputs(self, place: Path, project: Path) -> None:
+        plain = realize("base", LockTier(project="project"), place, place / "work", silent)
+        tier = LockTier(project="project", build_env={"TORCH_CUDA_ARCH_LIST": "10.0"})
+        assert realize("base", tier, place, place / "work", silent) != plain
+
     def test_the_commit_is_verified(self, place: Path, project: Path) -> None:
         head = subprocess.check_output(["git", "-C", project, "rev-parse", "HEAD"], text=True).strip()
         realize("base", LockTier(project="project", commit=head), place, place / "work", silent)
@@ -260,15 +263,11 @@ class TestLock:
         assert caught.value.code == "payload.lock"
 
 
-def test_a_host_base_refuses_a_tier_of_another_python(place: Path) -> None:
-    others = [*sorted(Path.home().glob(".pyenv/versions/3.*/bin/python3")), Path("/usr/bin/python3")]
-    other = next((p for p in others if p.is_file() and p.resolve() != python_executable()), None)
-    if other is None:
-        pytest.skip("needs a second Python")
-    spec = Spec.model_validate(
-        {"name": "n", "tag": "t", "base": {"host": True}, "prefix": "/opt/x",
-         "tiers": {"base": {"requirements": "base.txt", "python": str(other)}}}
-    )  # fmt: skip
+def test_a_missing_python_is_asked_of_uv_and_the_mirror_is_named(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mirror = place / "mirror"
+    mirror.mkdir()
+    monkeypatch.setenv("UV_PYTHON_INSTALL_MIRROR", mirror.as_uri())
     with pytest.raises(SpecError) as caught:
-        realize_tiers(spec, place, place / "work")
-    assert caught.value.code == "spec.python"
+        tools.find_interpreter("3.13.13", tools.find_uv(place / "work"), "tiers.base.python")
+    assert caught.value.code == "spec.path"
+    assert str(mirror) in caught.value.message

@@ -1,0 +1,109 @@
+"""The assembled runtime: one interpreter for all tiers, shipped when the base has none at its path."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oci_builder.model.errors import SpecError
+from oci_builder.model.events import Event
+from oci_builder.model.spec import Spec
+from oci_builder.payload.runtime import Runtime, assemble_runtime
+from oci_builder.payload.tiers import realize_tiers
+from oci_builder.rootfs.host import python_executable
+
+
+def spec_of(tiers: dict[str, Any], **more: Any) -> Spec:
+    return Spec.model_validate(
+        {"name": "n", "tag": "t", "base": {"host": True}, "prefix": "/opt/x", "tiers": tiers, **more}
+    )
+
+
+def assembled(spec: Spec, place: Path) -> Runtime:
+    work = place / "work"
+    return assemble_runtime(spec, place, work, realize_tiers(spec, place, work), 2)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    (tmp_path / "base.txt").write_text("")
+    return tmp_path
+
+
+@pytest.fixture
+def other() -> Path:
+    """A Python 3.13 or later that is not the one that runs us: its environments can be moved."""
+    found = sorted(Path.home().glob(".pyenv/versions/3.1[3-9]*/bin/python3"))
+    if not found or found[0].resolve() == python_executable():
+        pytest.skip("needs a second Python, 3.13 or later")
+    return found[0]
+
+
+@pytest.fixture
+def older() -> Path:
+    others = [*sorted(Path.home().glob(".pyenv/versions/3.1[12]*/bin/python3")), Path("/usr/bin/python3")]
+    found = next((p for p in others if p.is_file() and p.resolve() != python_executable()), None)
+    if found is None:
+        pytest.skip("needs a second Python before 3.13")
+    return found
+
+
+def test_the_host_bases_own_python_is_not_shipped(place: Path) -> None:
+    runtime = assembled(spec_of({"base": {"requirements": "base.txt"}}), place)
+    assert runtime.trees == {}
+    assert os.path.realpath(runtime.tiers["base"] / "bin/python") == str(python_executable())
+
+
+def test_another_python_is_shipped_and_runs_wherever_the_prefix_is(place: Path, other: Path) -> None:
+    runtime = assembled(spec_of({"base": {"requirements": "base.txt", "python": str(other)}}), place)
+    moved = place / "moved"
+    (moved / "envs").mkdir(parents=True)
+    shutil.copytree(runtime.trees["python"], moved / "python", symlinks=True)
+    shutil.copytree(runtime.tiers["base"], moved / "envs/base", symlinks=True)
+    assert os.readlink(moved / "envs/base/bin/python").startswith("../../../python/bin/")
+    code = "import json, sys, ssl, ctypes; print(json.dumps([sys.prefix, sys.base_prefix]))"
+    said = json.loads(subprocess.check_output([moved / "envs/base/bin/python", "-I", "-c", code]))
+    assert said == [str(moved / "envs/base"), str(moved / "python")]
+
+
+def test_an_older_python_is_shipped_for_the_prefix_and_said_to_stay_there(place: Path, older: Path) -> None:
+    spec = spec_of({"base": {"requirements": "base.txt", "python": str(older)}})
+    told: list[Event] = []
+    runtime = assemble_runtime(spec, place, place / "work", realize_tiers(spec, place, place / "work"), 2, told.append)
+    assert "home = /opt/x/python/bin\n" in (runtime.tiers["base"] / "pyvenv.cfg").read_text()
+    assert [e.kind for e in told if "can be moved" in e.message] == ["warning"]
+
+
+def test_tiers_of_two_pythons_are_refused(place: Path, other: Path) -> None:
+    tiers = {"base": {"requirements": "base.txt"}, "vllm": {"requirements": "base.txt", "python": str(other)}}
+    with pytest.raises(SpecError) as caught:
+        assembled(spec_of(tiers), place)
+    assert caught.value.code == "payload.python"
+
+
+def test_the_marker_says_whose_prefix_it_is(place: Path) -> None:
+    runtime = assembled(spec_of({"base": {"requirements": "base.txt"}}, release="v1-r1"), place)
+    assert json.loads(runtime.files["runtime.json"]) == {
+        "schema": "oci-builder/runtime/1", "name": "n", "tag": "t", "prefix": "/opt/x", "release": "v1-r1",
+        "tiers": ["base"],
+    }  # fmt: skip
+
+
+def test_a_staged_tree_stays_as_it_is_and_a_release_of_it_is_marked(place: Path) -> None:
+    (place / "tree").mkdir()
+    tiers = {"base": {"path": "tree"}}
+    assert assembled(spec_of(tiers), place) == Runtime({"base": place / "tree"})
+    assert set(assembled(spec_of(tiers, release="r1"), place).files) == {"runtime.json"}
+
+
+def test_an_assembled_runtime_stands_and_is_not_made_again(place: Path) -> None:
+    spec = spec_of({"base": {"requirements": "base.txt"}})
+    first = assembled(spec, place).tiers["base"]
+    before = first.stat().st_ino
+    assert assembled(spec, place).tiers["base"].stat().st_ino == before
