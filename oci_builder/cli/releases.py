@@ -185,24 +185,31 @@ def publish(
 
 
 @click.command()
-@click.argument("inventory", type=ARCHIVE)
-@click.option("--subject", required=True, help="What the inventory is of, e.g. nemo-rl-v070-b200/vllm.")
-@click.option("--version", "version", required=True, help="Its version, e.g. the release.")
-@click.option("--epoch", type=int, default=0, show_default=True, help="Time in the document, seconds since 1970.")
-def sbom(inventory: Path, subject: str, version: str, epoch: int) -> None:
-    """Print the CycloneDX bill of materials for a tier's INVENTORY (JSON), what was left out included."""
-    from oci_builder.model.errors import disk_error
-    from oci_builder.model.jsontext import load_json
-    from oci_builder.release.sbom import sbom as bill
+@click.argument("subject", type=ARCHIVE)
+@click.option("--tier", default="", help="Print this tier's document, not the image's.")
+@click.option("--out", type=ARCHIVE, default=None, help="Write image.cdx.json and TIER.cdx.json into it.")
+@click.option("--name", default="", help="What the image is called; default: as its labels say.")
+@click.option("--version", "version", default="", help="Its version; default: as its labels say.")
+@click.option("--epoch", type=int, default=None, help="Time of the documents; default: the image's.")
+@click.option("--platform", default="linux/amd64", show_default=True, help="Which image of an index.")
+@pass_settings
+def sbom(
+    settings: Settings, subject: Path, tier: str, out: Path | None, name: str, version: str, epoch: int | None,
+    platform: str,
+) -> None:  # fmt: skip
+    """CycloneDX bills of materials of SUBJECT (archive, layout, folder): the image's, or each tier's.
 
-    try:
-        data = inventory.read_bytes()
-    except OSError as error:
-        raise disk_error(error, "reading the inventory") from None
-    value = load_json(data, str(inventory))
-    if not isinstance(value, dict) or not isinstance(value.get("packages"), list):
-        raise SpecError("spec.inventory", f"{inventory} is no inventory: it has no list of packages")
-    sys.stdout.buffer.write(bill(value, subject=subject, version=version, epoch=epoch))
+    Packages are read from the files that are there; what a tier's own inventory adds is used where it agrees.
+    """
+    from oci_builder.sbom import BillOptions, choose, make_bills, write_bills
+
+    with settings.emitting() as emit:
+        made = make_bills(subject, BillOptions(name, version, epoch, platform), emit)
+    if out is None:
+        sys.stdout.buffer.write(choose(made, tier or "image"))
+        return
+    for path in write_bills({tier: choose(made, tier)} if tier else made, out):
+        say(str(path))
 
 
 RELEASE_COMMANDS: tuple[click.Command, ...] = (key, receipt, qualification, report, repack, publish, sbom)

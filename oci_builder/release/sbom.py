@@ -1,5 +1,6 @@
-"""Software bills of materials: a tier's inventory as CycloneDX 1.6 JSON. The only file that imports cyclonedx.
+"""Software bills of materials as CycloneDX 1.6 JSON: of a tier from its inventory, of an image from its files.
 
+The only file that imports cyclonedx.
 The same inventory gives the same bytes: the serial number is derived from the content (RFC 9562, version 5) and the
 time is the spec's epoch.
 """
@@ -7,7 +8,7 @@ time is the spec's epoch.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -23,6 +24,7 @@ from packageurl import PackageURL
 from oci_builder import __version__
 from oci_builder.model.errors import FormatError
 from oci_builder.model.jsontext import dump_json
+from oci_builder.release.packages import Contents
 
 MEDIA_TYPE = "application/vnd.cyclonedx+json"
 SUFFIX = ".cdx.json"
@@ -48,17 +50,60 @@ def sbom(inventory: Mapping[str, Any], *, subject: str, version: str, epoch: int
     try:
         tier = str(inventory["tier"])
         components = [_component(package) for package in inventory["packages"]]
-        omitted = [Property(name=f"{_PROPERTY}omitted", value=f"{n}: {r}") for n, r in inventory["omitted"].items()]
+        said = list(_said(inventory))
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise FormatError("json.type", f"this is no inventory: {type(error).__name__} {error}") from None
     about = Component(type=ComponentType.APPLICATION, name=f"{subject}/{tier}", version=version, bom_ref=f"tier-{tier}")
+    return _document(about, components, said, epoch, [dict(inventory), subject, version, epoch])
+
+
+def image_sbom(contents: Contents, *, subject: str, version: str, epoch: int) -> bytes:
+    """The bill of materials of a whole image: every tier's packages once, the base's, and interpreters.
+
+    A Python package says by ``oci-builder:tier`` or ``oci-builder:place`` where it stands. A package database that
+    cannot be read is named as ``oci-builder:unread``: what is in it is missing here.
+
+    Args:
+        contents: as ``read_packages`` gives them; an image's manifest becomes the document's subject.
+        subject, version: image name and tag.
+        epoch: seconds since 1970, the time of the document.
+    """
+    manifest = contents.image.manifest if contents.image else ""
+    about = Component(
+        type=ComponentType.CONTAINER, name=subject, version=version, bom_ref="image",
+        hashes=[HashType(alg=HashAlgorithm.SHA_256, content=manifest.removeprefix("sha256:"))] if manifest else (),
+    )  # fmt: skip
+    python = [(p, f"{_PROPERTY}tier", name) for name, tier in contents.tiers.items() for p in tier["packages"]]
+    python += [(p, f"{_PROPERTY}place", p["place"]) for p in contents.elsewhere]
+    merged: dict[str, Component] = {}
+    for package, key, value in python:
+        component = merged.setdefault(_identity(package), _component(package, bom_ref=_identity(package)))
+        component.properties.add(Property(name=key, value=str(value)))
+    system = [_system(package) for package in contents.system]
+    interpreters = [_interpreter(place, found) for place, found in sorted(contents.interpreters.items())]
+    components = [*merged.values(), *system, *interpreters]
+    said = [Property(name=f"{_PROPERTY}unread", value=place) for place in contents.unread]
+    said += [Property(name=p.name, value=f"{n}: {p.value}") for n, t in contents.tiers.items() for p in _said(t)]
+    identity = [manifest, subject, version, epoch, contents.tiers, contents.elsewhere, contents.system]
+    return _document(about, components, said, epoch, [*identity, contents.interpreters, contents.unread])
+
+
+def _said(inventory: Mapping[str, Any]) -> Iterator[Property]:
+    """What was left out and why, and where an inventory and its environment disagree."""
+    yield from (Property(name=f"{_PROPERTY}omitted", value=f"{n}: {r}") for n, r in inventory["omitted"].items())
+    for key in ("absent", "unlisted"):
+        yield from (Property(name=f"{_PROPERTY}{key}", value=str(v)) for v in inventory.get(key, ()))
+
+
+def _document(
+    about: Component, components: Sequence[Component], said: Sequence[Property], epoch: int, identity: list[Any]
+) -> bytes:
     tool = Component(type=ComponentType.APPLICATION, name="oci-builder", version=__version__)
-    identity = dump_json([__version__, dict(inventory), subject, version, epoch]).decode()
     bom = Bom(
         components=components,
-        serial_number=uuid.uuid5(_NAMESPACE, identity),
+        serial_number=uuid.uuid5(_NAMESPACE, dump_json([__version__, *identity]).decode()),
         metadata=BomMetaData(
-            component=about, timestamp=datetime.fromtimestamp(epoch, UTC), properties=omitted,
+            component=about, timestamp=datetime.fromtimestamp(epoch, UTC), properties=said,
             tools=ToolRepository(components=[tool]),
         ),
     )  # fmt: skip
@@ -66,7 +111,30 @@ def sbom(inventory: Mapping[str, Any], *, subject: str, version: str, epoch: int
     return JsonV1Dot6(bom).output_as_string(indent=1).encode() + b"\n"
 
 
-def _component(package: Mapping[str, Any]) -> Component:
+def _identity(package: Mapping[str, Any]) -> str:
+    """Equal name, version and files: the same package, wherever it stands."""
+    purl = PackageURL("pypi", None, str(package["name"]), str(package["version"])).to_string()
+    return f"{purl}#{str(package.get('record', ''))[:16]}" if package.get("record") else purl
+
+
+def _system(package: Mapping[str, str]) -> Component:
+    kind, qualifiers = package["type"], {k: package[k] for k in ("arch", "distro") if package[k]}
+    purl = PackageURL(kind, package["vendor"] or None, package["name"], package["version"], qualifiers)
+    return Component(
+        type=ComponentType.LIBRARY, name=package["name"], version=package["version"], bom_ref=purl.to_string(),
+        purl=purl, licenses=list(_licences(package["licence"])),
+    )  # fmt: skip
+
+
+def _interpreter(place: str, version: str) -> Component:
+    purl = PackageURL("generic", None, "cpython", version)
+    return Component(
+        type=ComponentType.PLATFORM, name="cpython", version=version, bom_ref=f"cpython-{place}", purl=purl,
+        properties=[Property(name=f"{_PROPERTY}place", value=place)],
+    )  # fmt: skip
+
+
+def _component(package: Mapping[str, Any], bom_ref: str = "") -> Component:
     name, version = str(package["name"]), str(package["version"])
     hashes = [str(value) for value in package.get("hashes", ())]
     purl = PackageURL("pypi", None, name, version)
@@ -75,7 +143,7 @@ def _component(package: Mapping[str, Any]) -> Component:
         type=ComponentType.LIBRARY,
         name=name,
         version=version,
-        bom_ref=purl.to_string(),
+        bom_ref=bom_ref or purl.to_string(),
         purl=purl,
         licenses=list(_licences(str(package.get("licence", "")))),
         hashes=[HashType(alg=HashAlgorithm.SHA_256, content=hashes[0])] if len(hashes) == 1 else (),
