@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import stat
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -18,12 +19,11 @@ from oci_builder.model.digest import Digest
 from oci_builder.model.errors import FormatError, IntegrityError, SpecError, disk_error, show
 from oci_builder.model.events import Emit, Event, silent
 from oci_builder.model.limits import DEFAULT_LIMITS, Limits
-from oci_builder.rootfs.scan import BASE_POLICY, scan_tree
 from oci_builder.transports.opened import ImageFile, OpenOptions
 from oci_builder.transports.wanted import WantedImage, WantedLayer
 from oci_builder.wire.compress import Options, decode_chunks, sniff
 from oci_builder.wire.source import FileRange
-from oci_builder.wire.tar import TarEntry, TarReader
+from oci_builder.wire.tar import Kind, TarEntry, TarReader
 from oci_builder.wire.verified import VerifiedReader
 
 Data = Callable[[], Iterable[bytes | memoryview]]
@@ -101,11 +101,36 @@ def _tar(subject: Path, visit: Visit, how: Walk) -> None:
 
 
 def _folder(subject: Path, visit: Visit, how: Walk) -> None:
-    tree = scan_tree(subject, emit=how.emit, limits=how.limits, policy=BASE_POLICY)
-    for entry in tree.entries:
-        place = os.path.join(os.fsencode(subject), entry.path)
-        found = TarEntry(entry.path, entry.kind, entry.size, entry.mode, mtime_ns=entry.mtime_ns, link=entry.link)
-        visit(found, partial(_content, place), subject.name)
+    """Files and links below a folder, in order, on its own file system only; other things hold no content."""
+    root = os.fsencode(subject)
+    device = os.stat(root).st_dev
+    kinds = {stat.S_IFREG: Kind.FILE, stat.S_IFLNK: Kind.SYMLINK, stat.S_IFDIR: Kind.DIR}
+    for parent, folders, files in os.walk(root, onerror=_raise):
+        folders.sort()
+        for name in sorted([*folders, *files]):
+            place = os.path.join(parent, name)
+            info = _status(place)
+            if info is None:
+                continue
+            kind = kinds.get(stat.S_IFMT(info.st_mode))
+            if kind is None or info.st_dev != device:
+                continue
+            size = info.st_size if kind is Kind.FILE else 0
+            visit(TarEntry(os.path.relpath(place, root), kind, size), partial(_content, place), subject.name)
+        folders[:] = [f for f in folders if (i := _status(os.path.join(parent, f))) and i.st_dev == device]
+
+
+def _status(place: bytes) -> os.stat_result | None:
+    """None for what went away meanwhile: the tree may be a living one."""
+    try:
+        return os.lstat(place)
+    except FileNotFoundError:
+        return None
+
+
+def _raise(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise error
 
 
 def _content(place: bytes) -> Iterator[bytes]:
