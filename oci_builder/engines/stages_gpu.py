@@ -103,8 +103,8 @@ def _in_image(request: Request, spec: Spec, which: Checks, sha256: str, emit: Em
     gpu, env = gpu_selection()
     options = ExecOptions(isolation=str(request.options.get("isolation") or "auto"), gpu=gpu, env=env)
     statement = verify_exec(
-        report, lambda: stage_tree(archive, request, emit), lambda staged: _listed(staged, spec, which, Path(request.work)), options,
-        GateContext(),
+        report, lambda: stage_tree(archive, request, emit),
+        lambda staged: _listed(staged, spec, which, Path(request.work)), options, GateContext(),
     )  # fmt: skip
     receipt = statement.predicate
     subjects = merged(recorded(request), statement.digests)
