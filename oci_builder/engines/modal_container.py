@@ -1,0 +1,159 @@
+"""The far side: what a container of Modal does around a stage. Imports nothing of Modal; tests run it in a plain process.
+
+Inputs are unpacked anew for every run, so a preempted run starts from the same state. Local disk goes with the
+container: what a failed stage left there is moved to the volume, as far as it is small.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from oci_builder.engines.modal_project import arrived, folder_state, folder_text, unpack
+from oci_builder.engines.run import run_stage
+from oci_builder.engines.stages import find_stage
+from oci_builder.model.errors import OciBuilderError, PolicyError, disk_error
+from oci_builder.model.events import Emit, Event
+from oci_builder.release.host import engine_name, tool_versions
+
+# Where the sender's inputs and the runtime are in every container.
+ARCHIVE = "/oci-builder/inputs.tar"
+RUNTIME = "/opt/oci-builder/runtime"
+# Variable of the secret ``oci-builder-key``: the text of the private key's file.
+KEY_VARIABLE = "OCI_BUILDER_KEY"
+# A kept file is for diagnosis; archives are on the volume already.
+KEPT_FILE = 64 << 20
+_FAR = (("1.1.1.1", 443), ("8.8.8.8", 53))
+
+
+def answer(name: str, sent: Mapping[str, Any]) -> dict[str, Any]:
+    """Run one stage here, as ``modal_project.pack`` sent it.
+
+    Returns: what ``run_stage`` returns; ``release`` (the release folder as it is now, or empty when nothing changed),
+        and ``modal``: what this container is, and what it found out about its network.
+    """
+    local = Path(tempfile.gettempdir()) / "oci-builder"
+    facts: dict[str, Any] = {
+        "image": os.environ.get("MODAL_IMAGE_ID", ""), "task": os.environ.get("MODAL_TASK_ID", ""),
+        "tools": tool_versions("modal"), "machine": platform.machine(), "fresh": not local.exists(),
+    }  # fmt: skip
+    try:
+        needs = find_stage(name).needs
+        if not facts["fresh"] and not needs.network:
+            raise PolicyError("modal.fresh", "this container served another run before; stages without network get new ones")
+        if not needs.network:
+            facts["network"] = prove_no_network()
+        request = _request(sent, local, next(iter(needs.volumes), ""))
+    except (OciBuilderError, OSError) as error:
+        return {**_refused(name, error), "release": "", "modal": facts}
+    before = folder_state(Path(request["release"])) if request["release"] else {}
+    result = run_stage(name, request, engine_name(), log_lines())
+    after = folder_state(Path(request["release"])) if request["release"] else {}
+    result["kept"] = _keep(result["kept"], request["cache"], local)
+    return {**result, "release": folder_text(after) if after != before else "", "modal": facts}
+
+
+def prove_no_network(timeout: float = 3) -> dict[str, str]:
+    """What two well-known addresses answer: nothing, or this is not the machine that the stage needs.
+
+    Raises:
+        PolicyError: ``modal.network``.
+    """
+    found = {}
+    for host, port in _FAR:
+        try:
+            socket.create_connection((host, port), timeout).close()
+        except OSError as error:
+            found[f"{host}:{port}"] = str(error)
+            continue
+        raise PolicyError("modal.network", f"the stage runs without network, and {host}:{port} answers", where=host)
+    return found
+
+
+def log_lines() -> Emit:
+    """Progress as lines on standard error, which Modal shows on the sender's terminal: starts, ends, notes, and every
+    half minute how far a long task is."""
+    totals: dict[str, tuple[int, int]] = {}
+    last = [time.monotonic()]
+
+    def say(text: str) -> None:
+        line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+        sys.stderr.write(line + "\n")
+        sys.stderr.flush()
+        last[0] = time.monotonic()
+
+    def emit(event: Event) -> None:
+        if event.kind == "advance":
+            done, total = totals.get(event.task, (0, 0))
+            totals[event.task] = (done + event.amount, total)
+            if time.monotonic() - last[0] > 30:
+                say(f"{event.task}: {done + event.amount} of {total or '?'} {event.unit}")
+            return
+        if event.kind == "start":
+            totals[event.task] = (0, event.total)
+        mark = {"start": "…", "done": "✓", "warning": "!"}.get(event.kind, "")
+        say(" ".join(word for word in (mark, event.task, event.message) if word))
+
+    return emit
+
+
+def _request(sent: Mapping[str, Any], local: Path, volume: str) -> dict[str, Any]:
+    """The request with this container's paths; archives and cache are on the volume where there is one."""
+    project, scratch = local / "inputs", local / "scratch"
+    unpack(Path(ARCHIVE), project)
+    scratch.mkdir(parents=True, exist_ok=True)
+    home = Path(volume) if volume else local
+    request = arrived(sent, project)
+    if request["release"]:
+        Path(request["release"], "receipts").mkdir(parents=True, exist_ok=True)
+    return {
+        **request, "out": str(home / "dist" / sent["out"]), "cache": str(home / "cache"), "scratch": str(scratch),
+        "key": _key(scratch),
+    }  # fmt: skip
+
+
+def _key(scratch: Path) -> str:
+    """The secret's key as the file that stages take; empty where the container has no such secret."""
+    text = os.environ.pop(KEY_VARIABLE, "")
+    if not text:
+        return ""
+    path = scratch / "key"
+    path.unlink(missing_ok=True)
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(text)
+    return str(path)
+
+
+def _keep(kept: str, cache: str, local: Path) -> str:
+    """Copy what a failed stage left on local disk to the cache's disk; its new place."""
+    if not kept or Path(cache).is_relative_to(local):
+        return kept
+    source, target = Path(kept), Path(cache) / "failed" / Path(kept).name
+
+    def large(folder: str, names: list[str]) -> list[str]:
+        return [n for n in names if (path := Path(folder, n)).is_file() and path.stat().st_size > KEPT_FILE]
+
+    try:
+        shutil.rmtree(target, ignore_errors=True)
+        shutil.copytree(source, target, symlinks=True, ignore=large)
+    except (OSError, shutil.Error):
+        return kept
+    sys.stderr.write(f"! what the stage left is kept on the volume in {target}\n")
+    return str(target)
+
+
+def _refused(name: str, error: Exception) -> dict[str, Any]:
+    told = error if isinstance(error, OciBuilderError) else disk_error(error, f"stage {name}")  # type: ignore[arg-type]
+    return {
+        "stage": name, "engine": engine_name(), "outcome": "error", "exit": told.exit_status, "outputs": {},
+        "error": {"code": told.code, "message": told.message, "exit": told.exit_status}, "checks": [], "notes": [],
+        "details": {}, "receipt": None, "receipt_path": "", "kept": "",
+    }  # fmt: skip

@@ -1,0 +1,224 @@
+"""What travels between the sender and a container of Modal: one tar of inputs there, the release folder back.
+
+Modal ships files one by one and follows links; a tar keeps links, modes and a checkout as they are. Archives and caches
+never travel: they stay on the volume. Both ends are this file, so the standard library's tar reader is good enough.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import os
+import shutil
+import tarfile
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from oci_builder.engines.stages import Request
+from oci_builder.model.errors import SpecError, TransportError, disk_error, show
+from oci_builder.model.spec import (
+    DockerBase,
+    LockTier,
+    OciBase,
+    PathTier,
+    RequirementsTier,
+    RootfsBase,
+    Spec,
+    load_spec,
+)
+
+# A checkout with its history fits; a tier of a real runtime belongs on the volume.
+LARGEST = 2 << 30
+# Options that name a file of the sender.
+FILE_OPTIONS = ("trust", "checks", "helper")
+_SKIPPED = frozenset({".venv", "__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache"})
+
+
+def pack(request: Request, target: Path, mounts: Iterable[str] = ()) -> dict[str, Any]:
+    """Write the tar of everything that a request needs of this machine.
+
+    Args:
+        request: with paths of this machine.
+        target: the tar; the same inputs give the same bytes, so that Modal uploads them once.
+        mounts: mount points of volumes: absolute paths below them exist where the stage runs.
+
+    Returns: the request as JSON, its paths relative to the unpacked tar.
+
+    Raises:
+        SpecError: ``spec.*``; ``modal.project``: the spec names something outside its folder, or too much.
+        TransportError: ``io.*``.
+    """
+    path = Path(request.spec)
+    spec, folder = load_spec(path), path.absolute().parent
+    named = {f"spec/{name}": folder / name for name in _named(spec, folder, tuple(mounts))}
+    sent = {**request.to_json(), "spec": f"spec/{path.name}", "key": "", "work": "", "scratch": ""}
+    named[sent["spec"]] = path.absolute()
+    options = dict(request.options)
+    for option in FILE_OPTIONS:
+        if isinstance(options.get(option), str) and options[option]:
+            file = Path(options[option])
+            options[option] = f"inputs/{option}/{file.name}"
+            named[options[option]] = file.absolute()
+    if request.release:
+        release = Path(request.release).absolute()
+        sent["release"] = f"releases/{release.name}"
+        if release.is_dir():
+            named[sent["release"]] = release
+    _write(target, named)
+    return {**sent, "options": options}
+
+
+def unpack(archive: Path, folder: Path) -> None:
+    """Put the inputs into ``folder``, anew: what an interrupted run changed there goes.
+
+    Raises:
+        TransportError: ``io.*``, ``modal.project`` (not the sender's tar).
+    """
+    try:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        with tarfile.open(archive) as tar:
+            tar.extractall(folder, filter="fully_trusted")
+    except OSError as error:
+        raise disk_error(error, "unpacking the sender's inputs") from None
+    except tarfile.TarError as error:
+        raise TransportError("modal.project", f"the sender's inputs did not arrive whole: {error}") from None
+
+
+def arrived(sent: Mapping[str, Any], project: Path) -> dict[str, Any]:
+    """The request with the paths of the unpacked tar."""
+    options = {k: str(project / v) if k in FILE_OPTIONS and v else v for k, v in sent["options"].items()}
+    release = str(project / sent["release"]) if sent["release"] else ""
+    return {**sent, "spec": str(project / sent["spec"]), "release": release, "options": options}
+
+
+def folder_state(folder: Path) -> dict[str, bytes]:
+    """Relative name -> content of all files of a small folder; empty where there is none."""
+    found = {}
+    for place, _, names in os.walk(folder):
+        for name in names:
+            path = Path(place, name)
+            found[str(path.relative_to(folder))] = path.read_bytes()
+    return found
+
+
+def folder_text(state: Mapping[str, bytes]) -> str:
+    """A folder's files as text that fits into JSON."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz", compresslevel=6) as tar:
+        for name, data in sorted(state.items()):
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return base64.b64encode(buffer.getvalue()).decode("ascii")
+
+
+def take_folder(text: str, folder: Path) -> list[str]:
+    """Make ``folder`` hold exactly the files of ``folder_text``; the one before goes only when the new one is whole.
+
+    Returns: the names that are new or have changed.
+
+    Raises:
+        TransportError: ``io.*``, ``modal.result`` (damaged, or names outside the folder).
+    """
+    try:
+        state = dict(_files(text))
+        before = folder_state(folder)
+        new, old = (folder.with_name(f".{folder.name}.{word}-{os.getpid()}") for word in ("new", "old"))
+        for name, data in state.items():
+            path = new / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+        (new / "receipts").mkdir(parents=True, exist_ok=True)
+        if folder.exists():
+            folder.rename(old)
+        new.rename(folder)
+        shutil.rmtree(old, ignore_errors=True)
+    except OSError as error:
+        raise disk_error(error, "taking the release folder over") from None
+    return sorted(name for name, data in state.items() if before.get(name) != data)
+
+
+def _files(text: str) -> Iterator[tuple[str, bytes]]:
+    try:
+        with tarfile.open(fileobj=io.BytesIO(base64.b64decode(text, validate=True)), mode="r:gz") as tar:
+            for member in tar:
+                parts = PurePosixPath(member.name).parts
+                file = tar.extractfile(member) if member.isreg() else None
+                if file is None or not parts or parts[0] == "/" or ".." in parts:
+                    raise TransportError("modal.result", f"the result holds {show(member.name)}, no file of a release")
+                yield member.name, file.read()
+    except (tarfile.TarError, ValueError, EOFError) as error:
+        raise TransportError("modal.result", f"the release folder did not come back whole: {error}") from None
+
+
+def _named(spec: Spec, folder: Path, mounts: tuple[str, ...]) -> list[str]:
+    """Relative names of everything that the spec names below its folder and that is there."""
+    found = []
+    for place, name in _places(spec):
+        if name.startswith("/") and any(name.startswith(f"{mount.rstrip('/')}/") for mount in mounts):
+            continue
+        if name.startswith("/") or ".." in PurePosixPath(name).parts:
+            held = " or ".join(f"{mount.rstrip('/')}/…" for mount in mounts) or "no volume"
+            raise SpecError(
+                "modal.project", f"{place} names {show(name)}: what lies outside the spec's folder does not get to "
+                f"Modal; move it there, or put it on the volume and name it {held}", where=place,
+            )  # fmt: skip
+        if (folder / name).exists():
+            found.append(name)
+    return found
+
+
+def _places(spec: Spec) -> Iterator[tuple[str, str]]:
+    base = spec.base
+    if isinstance(base, OciBase):
+        yield "base.oci", base.oci
+    elif isinstance(base, DockerBase):
+        yield "base.docker", base.docker
+    elif isinstance(base, RootfsBase):
+        yield "base.rootfs", base.rootfs
+    if spec.files is not None:
+        yield "files", spec.files
+    for name, tier in spec.tiers.items():
+        if isinstance(tier, PathTier):
+            yield f"tiers.{name}.path", tier.path
+        elif isinstance(tier, RequirementsTier):
+            yield f"tiers.{name}.requirements", tier.requirements
+        elif isinstance(tier, LockTier):
+            yield f"tiers.{name}.project", tier.project
+            if tier.lock is not None:
+                yield f"tiers.{name}.lock", tier.lock
+
+
+def _write(target: Path, named: Mapping[str, Path]) -> None:
+    total = 0
+
+    def kept(info: tarfile.TarInfo) -> tarfile.TarInfo | None:
+        nonlocal total
+        if PurePosixPath(info.name).name in _SKIPPED:
+            return None
+        total += info.size
+        if total > LARGEST:
+            raise SpecError(
+                "modal.project", f"the spec's inputs are more than {LARGEST >> 30} GiB (at {show(info.name)}): put "
+                "trees on the volume and name them by their path there", where=info.name,
+            )  # fmt: skip
+        info.uid = info.gid = 0
+        info.uname = info.gname = ""
+        info.mtime = int(info.mtime)
+        return info
+
+    try:
+        with tarfile.open(target, "w", format=tarfile.PAX_FORMAT) as tar:
+            seen: set[str] = set()
+            for name, path in sorted(named.items()):
+                # A lock inside its project, one project for three tiers: what a folder holds is there already.
+                if not any(name == other or name.startswith(f"{other}/") for other in seen):
+                    tar.add(path, name, filter=kept)
+                    seen.add(name)
+    except OSError as error:
+        raise disk_error(error, "packing the spec's inputs") from None
+
+
+__all__ = ["arrived", "folder_state", "folder_text", "pack", "take_folder", "unpack"]
