@@ -21,14 +21,14 @@ from oci_builder.rootfs.apply_nodes import make_node
 from oci_builder.rootfs.apply_notes import Notes
 from oci_builder.rootfs.apply_remove import Spare, remove_entry
 from oci_builder.rootfs.resolve import OPEN_FOLDER
+from oci_builder.rootfs.tree_model import ROUNDS
 from oci_builder.rootfs.whiteout import OPAQUE, hidden_by
-from oci_builder.wire.tar import Kind, TarEntry, TarReader
+from oci_builder.wire.tar import Kind, NameLedger, TarEntry, TarReader
 
 T = TypeVar("T")
 
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _LIST = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-_ROUNDS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class ApplyOptions:
 
     Attributes:
         where: what is unpacked, for messages.
-        strict: refuse devices, fifos, names that stand twice, and hard links before their target.
+        strict: refuse devices, fifos, and hard links before their target.
         who: whose the files are going to be; ``None`` asks the process.
     """
 
@@ -96,6 +96,8 @@ class RootTree:
         try:
             for entry in layer:
                 self.counts.entries += 1
+                if self._layer.names.note(entry) == "entry.duplicate":
+                    raise self._twice(entry)
                 self._apply(entry, layer)
             self._late_links()
         except OSError as error:
@@ -132,7 +134,7 @@ class RootTree:
             made = create(folder, name)
         except FileExistsError:
             if self._layer.keeps(folder.inode, name):
-                self._twice(entry)
+                raise self._twice(entry) from None
             remove_entry(folder.fd, name)
             self._folders.forget()
             folder = self._folders.get(above)
@@ -159,8 +161,6 @@ class RootTree:
         except FileExistsError:
             # Whatever is no folder makes way for it, a link to a folder too: the layer says that this is a folder.
             if self._is_folder(parent, name):
-                if self._layer.keeps(parent.inode, name):
-                    self._twice(entry)
                 self._layer.add(parent.inode, name)
             else:
                 self._place(entry, self._folders.make)
@@ -203,6 +203,8 @@ class RootTree:
 
     def _link(self, entry: TarEntry) -> bool:
         """Make a hard link; False when its target is not there (yet)."""
+        if entry.link.startswith(entry.name + b"/"):
+            raise self._refuse("entry.link_target", entry, f"a hard link in place of a folder of {show(entry.link)}")
         above, _, name = entry.link.rpartition(b"/")
         source = self._folders.existing(above)
         status = _lstat(source, name or b".")
@@ -215,7 +217,8 @@ class RootTree:
 
         def create(folder: Folder, new: bytes) -> None:
             if (folder.inode, new) == (source.inode, name):
-                self._twice(entry)
+                if self._layer.keeps(folder.inode, name):
+                    raise self._twice(entry)
                 return
             # Looked up again: what made way for the link may have closed the descriptor, or taken the target with it.
             origin = self._folders.get(above, create=False)
@@ -223,25 +226,24 @@ class RootTree:
 
         try:
             self._place(entry, create)
-        except FileNotFoundError:
+        except (FileNotFoundError, PermissionError):
+            left = _lstat(self._folders.existing(above), name)
+            if left is not None and not stat.S_ISDIR(left.st_mode):
+                raise
             raise self._refuse("entry.link_target", entry, f"a hard link that replaces {show(entry.link)}") from None
         return True
 
     def _late_links(self) -> None:
         """Links that stood before their target; backwards, as each may wait for the next."""
         waiting = self._layer.late
-        for _ in range(_ROUNDS):
-            left = [entry for entry in reversed(waiting) if not self._is_made(entry) and not self._link(entry)]
+        for _ in range(ROUNDS):
+            left = [entry for entry in reversed(waiting) if not self._link(entry)]
             if not left:
                 return
             if len(left) == len(waiting):
                 break
             waiting = left[::-1]
         raise self._refuse("entry.link_target", waiting[0], f"a hard link to {show(waiting[0].link)}, which is nowhere")
-
-    def _is_made(self, entry: TarEntry) -> bool:
-        above, _, name = entry.name.rpartition(b"/")
-        return self._layer.keeps(self._folders.get(above).inode, name)
 
     # -- whiteouts -------------------------------------------------------------------------------------------------
 
@@ -269,10 +271,9 @@ class RootTree:
     def _replaced(self, path: bytes) -> None:
         self.notes.add("entry.parent", path)
 
-    def _twice(self, entry: TarEntry) -> None:
-        if self.options.strict:
-            raise self._refuse("entry.duplicate", entry, "a name that stands twice in its layer")
-        self.notes.add("entry.duplicate", entry.name)
+    def _twice(self, entry: TarEntry) -> PolicyError:
+        # image-spec layer.md, "Distributable Format": no duplicate entries; readers differ in which they take (B027).
+        return self._refuse("entry.duplicate", entry, "a name that stands twice in its layer")
 
     def _refuse(self, code: str, entry: TarEntry, what: str) -> PolicyError:
         place = f"{self.options.where}: {show(entry.name)}"
@@ -296,6 +297,7 @@ class _Layer(Spare):
         """A new layer begins."""
         # Hashes of (inode of the folder, name): 190,000 of them take 12 MB, the names would take three times that.
         self._made: set[int] = set()
+        self.names = NameLedger()
         self.late: list[TarEntry] = []
         self.left_out: set[bytes] = set()
 

@@ -48,7 +48,7 @@ class Folders:
         self._limits = limits
         self._replaced = replaced
         self._made = made
-        self._opener = FolderOpener(root, self._make_parent)
+        self._opener = FolderOpener(root, self._make_parent, follows=limits.symlink_follows)
         self._open: OrderedDict[bytes, Folder] = OrderedDict()
         self._wanted: dict[int, tuple[bytes, TarEntry]] = {}
         self.root = Folder(root, os.fstat(root).st_ino, b"")
@@ -121,7 +121,10 @@ class Folders:
         """Call ``dress`` with a descriptor for each folder that still is where it was described, children first."""
         for inode, (path, entry) in sorted(self._wanted.items(), key=lambda item: item[1][0], reverse=True):
             above, _, name = path.rpartition(b"/")
-            parent = self.existing(above)
+            try:
+                parent = self.existing(above)
+            except PolicyError:
+                parent = None  # a link stands in its place now, and leads in a circle
             if parent is None:
                 continue
             try:

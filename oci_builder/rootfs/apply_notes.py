@@ -9,7 +9,6 @@ _NAMED = 5
 
 _KINDS = {
     "entry.device": "device nodes left out",
-    "entry.duplicate": "names that stand twice in a layer; the last one counts",
     "entry.link_target": "hard links to entries that were left out",
     "entry.owner": "files whose owner cannot be set; they belong to the user who unpacks",
     "entry.parent": "entries below something that was no folder; it was replaced by one",

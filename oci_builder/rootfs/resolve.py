@@ -61,7 +61,9 @@ def open_by_walk(root: int, path: bytes) -> int:
     return walk(root, path)[0]
 
 
-def walk(root: int, path: bytes, make: Make | None = None) -> tuple[int, bytes]:
+def walk(
+    root: int, path: bytes, make: Make | None = None, follows: int = MAX_LINKS
+) -> tuple[int, bytes]:
     """As ``open_by_walk``; also gives the folder's path free of links, and makes what is missing.
 
     Raises:
@@ -69,14 +71,16 @@ def walk(root: int, path: bytes, make: Make | None = None) -> tuple[int, bytes]:
     """
     stack, names = [os.dup(root)], list[bytes]()
     try:
-        _walk(stack, names, _components(path), make, path)
+        _walk(stack, names, _components(path), make, path, follows)
         return stack.pop(), b"/".join(names)
     finally:
         for fd in stack:
             os.close(fd)
 
 
-def _walk(stack: list[int], names: list[bytes], rest: list[bytes], make: Make | None, path: bytes) -> None:
+def _walk(
+    stack: list[int], names: list[bytes], rest: list[bytes], make: Make | None, path: bytes, follows: int
+) -> None:
     links = 0
     while rest:
         name = rest.pop()
@@ -97,7 +101,7 @@ def _walk(stack: list[int], names: list[bytes], rest: list[bytes], make: Make | 
                 rest.append(name)
                 continue
         links += 1
-        if links > MAX_LINKS:
+        if links > follows:
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
         if target.startswith(b"/"):
             _up(stack, names, len(names))
@@ -147,12 +151,15 @@ class FolderOpener:
         root: descriptor of the root folder; stays the caller's.
         make: as for the walk.
         use_kernel: ``None`` asks the kernel whether it can.
+        follows: most links on one path; the kernel's own bound is 40, and a lower one is counted here.
     """
 
-    def __init__(self, root: int, make: Make, use_kernel: bool | None = None) -> None:
+    def __init__(self, root: int, make: Make, use_kernel: bool | None = None, follows: int = MAX_LINKS) -> None:
         self._root = root
         self._make = make
+        self._follows = min(follows, MAX_LINKS)
         self._kernel = kernel_resolves(root) if use_kernel is None else use_kernel
+        self._kernel = self._kernel and self._follows == MAX_LINKS
 
     def open(self, path: bytes, *, create: bool) -> tuple[int, bytes]:
         """The folder that ``path`` names inside the root: an O_PATH descriptor (the caller closes it), and its path.
@@ -163,7 +170,7 @@ class FolderOpener:
         """
         try:
             found = self._by_kernel(path) if self._kernel else None
-            return found or walk(self._root, path, self._make if create else None)
+            return found or walk(self._root, path, self._make if create else None, self._follows)
         except OSError as error:
             raise _refusal(path, error) from None
 
@@ -186,7 +193,7 @@ def _refusal(path: bytes, error: OSError) -> Exception:
     place = show(path[:300])
     if error.errno == errno.ELOOP:
         return PolicyError(
-            "path.loop", f"{place}: more than {MAX_LINKS} symbolic links, or links in a circle", where=place
+            "path.loop", f"{place}: too many symbolic links on one path, or links in a circle", where=place
         )
     if error.errno == errno.ENOTDIR:
         return PolicyError("path.parent", f"{place}: a part of it is no folder", where=place)

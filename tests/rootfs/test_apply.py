@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from oci_builder.model.errors import OciBuilderError
+from oci_builder.model.errors import OciBuilderError, PolicyError
 from oci_builder.unpack import UnpackOptions, UnpackReport, unpack_image
 from tests.lab import tarlang as t
 from tests.lab.archives import Lab, entry, tar, write
@@ -138,9 +138,16 @@ def test_strict(tmp_path: Path, layer: bytes, code: str) -> None:
     assert not (tmp_path / "dest").exists()
 
 
-def test_names_twice_are_a_warning_otherwise(tmp_path: Path) -> None:
-    assert codes(unpack(tmp_path, t.tar(t.file(b"f", b"1"), t.file(b"f", b"2")))) == {"entry.duplicate": 1}
-    assert (tmp_path / "dest/f").read_bytes() == b"2"
+@pytest.mark.parametrize("twice", [
+    [t.file(b"f", b"1"), t.file(b"f", b"2")], [t.file(b"f"), t.folder(b"f")], [t.folder(b"d"), t.folder(b"d")],
+    [t.file(b"d/x"), t.file(b"d")], [t.symlink(b"l", b"d"), t.file(b"d/x"), t.file(b"l/x")],
+    [t.file(b"f"), t.hardlink(b"f", b"f")], [t.hardlink(b"a", b"f"), t.file(b"a"), t.file(b"f")],
+])  # fmt: skip
+def test_b027_a_name_that_stands_twice_in_a_layer_is_refused(tmp_path: Path, twice: list[bytes]) -> None:
+    """C7-05: readers differ in which one they take, and image-spec's layer.md forbids it."""
+    with pytest.raises(PolicyError) as error:
+        unpack(tmp_path, t.tar(*twice))
+    assert error.value.code == "entry.duplicate"
 
 
 def test_a_chain_of_20_000_early_links_takes_no_quadratic_time(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from tests.lab.archives import Lab, write
 from tests.lab.oracle import Victim, bounded
 
 # Codes that the tar reader alone cannot know: they need the tree.
-_OF_THE_TREE = ("entry.whiteout", "path.parent", "path.loop", "entry.link_target", "entry.device")
+_OF_THE_TREE = ("entry.whiteout", "path.parent", "path.loop", "entry.link_target", "entry.device", "entry.duplicate")
 IDS = [case[0] for case in CASES]
 
 

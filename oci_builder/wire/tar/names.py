@@ -10,6 +10,9 @@ from oci_builder.model.limits import DEFAULT_LIMITS, Limits
 # Called with a code and a sentence for what is legal and merely unusual.
 Warn = Callable[[str, str], None]
 
+# PATH_MAX with its NUL: no file system holds a longer target.
+_LINK_MAX = 4095
+
 
 def ignore(_code: str, _message: str) -> None:
     """A ``Warn`` that drops everything."""
@@ -77,7 +80,7 @@ def check_link(target: bytes, limits: Limits, where: Where) -> bytes:
         raise FormatError("path.empty", f"{where}: a symbolic link without a target", where=where)
     if 0 in target:
         raise _refuse("path.nul", "a NUL byte in a link target", target, where)
-    if len(target) > limits.name:
+    if len(target) > min(limits.name, _LINK_MAX):
         raise _refuse("limit.name", f"a link target of {len(target)} bytes, the limit is {limits.name}", target, where)
     return target
 

@@ -1,0 +1,161 @@
+"""What layers make of an empty folder, without a disk: refuses exactly what ``apply`` refuses because of the tree.
+
+``apply`` asks the kernel as it goes; this keeps the tree in memory, so that somebody who writes nothing (``verify``,
+``inspect``, a base being read) comes to the same answer. Costs a few hundred bytes a path: use it where names meet
+links or files on their way, which ``TreeLog`` finds out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from oci_builder.model.errors import PolicyError, show
+from oci_builder.model.limits import DEFAULT_LIMITS, Limits
+from oci_builder.rootfs.tree_nodes import File, Folder, Link, Walk, above_and_name
+from oci_builder.rootfs.whiteout import OPAQUE, hidden_by
+from oci_builder.wire.tar import Kind, TarEntry
+
+# How often hard links that stand before their target are tried again; each may wait for the next.
+ROUNDS = 8
+
+
+class TreeModel:
+    """A tree that layers are applied to, lowest first.
+
+    Raises (``apply``):
+        PolicyError: ``entry.whiteout``, ``entry.link_target``, ``entry.duplicate``, ``path.loop``, ``path.parent``,
+            ``limit.depth``, ``limit.name``.
+    """
+
+    def __init__(self, where: str = "image", limits: Limits = DEFAULT_LIMITS) -> None:
+        self.where = where
+        self.root = Folder(0)
+        self._limits = limits
+        self._layer = 0
+        self._late: list[TarEntry] = []
+
+    def apply(self, entries: Iterable[TarEntry]) -> None:
+        """Apply one layer."""
+        self._layer += 1
+        self._late = []
+        for entry in entries:
+            self._apply(entry)
+        self._late_links()
+
+    def _apply(self, entry: TarEntry) -> None:
+        hidden = hidden_by(entry, self.where)
+        if hidden is not None:
+            self._hide(*hidden)
+        elif entry.kind is Kind.DIR:
+            self._folder(entry)
+        elif entry.kind is Kind.HARDLINK:
+            if not self._link(entry):
+                self._late.append(entry)
+        elif entry.kind is Kind.SYMLINK:
+            self._place(entry, Link(self._layer, entry.link))
+        else:
+            self._place(entry, File(self._layer))
+
+    def _walk(self, path: bytes, *, create: bool) -> Folder:
+        return Walk(self.root, self._limits, self._layer if create else None).to(path)
+
+    def _existing(self, path: bytes) -> Folder | None:
+        try:
+            return self._walk(path, create=False)
+        except FileNotFoundError:
+            return None
+        except PolicyError as error:
+            if error.code != "path.parent":
+                raise
+            return None
+
+    def _place(self, entry: TarEntry, node: File | Link) -> None:
+        above, name = above_and_name(entry.name)
+        folder = self._walk(above, create=True)
+        there = folder.children.get(name)
+        if there is not None:
+            if there.layer == self._layer:
+                raise self._refuse("entry.duplicate", entry, "a name that stands twice in its layer")
+            del folder.children[name]
+            # What made way may have been a link on the path itself.
+            folder = self._walk(above, create=True)
+        folder.children[name] = node
+
+    def _folder(self, entry: TarEntry) -> None:
+        if not entry.name:
+            return
+        above, name = above_and_name(entry.name)
+        parent = self._walk(above, create=True)
+        there = parent.children.get(name)
+        if isinstance(there, Folder):
+            there.layer = self._layer
+            return
+        if there is not None:
+            if there.layer == self._layer:
+                raise self._refuse("entry.duplicate", entry, "a name that stands twice in its layer")
+            del parent.children[name]
+        self._walk(entry.name, create=True)
+
+    # -- hard links ------------------------------------------------------------------------------------------------
+
+    def _link(self, entry: TarEntry) -> bool:
+        """False when the target is not there (yet)."""
+        if entry.link.startswith(entry.name + b"/"):
+            raise self._refuse("entry.link_target", entry, f"a hard link in place of a folder of {show(entry.link)}")
+        above, name = above_and_name(entry.link)
+        source = self._existing(above)
+        node = source.children.get(name) if source else None
+        if source is None or node is None:
+            if entry.link == entry.name:
+                raise self._refuse("entry.link_target", entry, "a hard link to itself")
+            return False
+        if isinstance(node, Folder):
+            raise self._refuse("entry.link_target", entry, f"a hard link to the folder {show(entry.link)}")
+        folder, new = above_and_name(entry.name)
+        if self._walk(folder, create=True) is source and new == name:
+            if node.layer == self._layer:
+                raise self._refuse("entry.duplicate", entry, "a name that stands twice in its layer")
+            node.layer = self._layer
+            return True
+        self._place(entry, Link(self._layer, node.target) if isinstance(node, Link) else File(self._layer))
+        left = self._existing(above)
+        if left is None or left.children.get(name) is not node:
+            raise self._refuse("entry.link_target", entry, f"a hard link that replaces {show(entry.link)}")
+        return True
+
+    def _late_links(self) -> None:
+        waiting = self._late
+        for _ in range(ROUNDS):
+            left = [entry for entry in reversed(waiting) if not self._link(entry)]
+            if not left:
+                return
+            if len(left) == len(waiting):
+                break
+            waiting = left[::-1]
+        raise self._refuse("entry.link_target", waiting[0], f"a hard link to {show(waiting[0].link)}, which is nowhere")
+
+    # -- whiteouts -------------------------------------------------------------------------------------------------
+
+    def _hide(self, above: bytes, name: bytes) -> None:
+        folder = self._existing(above)
+        if folder is not None:
+            for child in list(folder.children) if name == OPAQUE else [name]:
+                self._remove(folder, child)
+
+    def _remove(self, folder: Folder, name: bytes) -> None:
+        """Remove what lower layers have; what this layer has stays, and the folders above it."""
+        stack = [(folder, name, False)]
+        while stack:
+            parent, child, visited = stack.pop()
+            node = parent.children.get(child)
+            if node is None:
+                continue
+            if isinstance(node, Folder) and node.children and not visited:
+                stack.append((parent, child, True))
+                stack += [(node, inner, False) for inner in node.children]
+            elif node.layer != self._layer and not (isinstance(node, Folder) and node.children):
+                del parent.children[child]
+
+    def _refuse(self, code: str, entry: TarEntry, what: str) -> PolicyError:
+        place = f"{self.where}: {show(entry.name)}"
+        return PolicyError(code, f"{place}: {what}", where=place, actual=what)
