@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -11,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from oci_builder.execution import staging
-from oci_builder.execution.staging import Staged, Unpacked, file_sha256, stage
+from oci_builder.execution import hashes
+from oci_builder.execution.hashes import file_sha256
+from oci_builder.execution.staging import Staged, Unpacked, stage
 from oci_builder.model.digest import Digest
 from oci_builder.model.errors import FormatError, IntegrityError, SpecError, TransportError
 from tests.chroot.lab import mount, umount
@@ -123,6 +125,34 @@ def test_too_little_space_is_said_before_anything_is_written(archive: Path, tmp_
     assert (caught.value.code, unpack.calls) == ("io.space", 0)
 
 
+def write_record(archive: Path, sha256: str, size: object) -> None:
+    """The record that a build leaves beside its archives."""
+    record = {"archives": {archive.name: {"sha256": sha256}}, "size": {"uncompressed": size}}
+    (archive.parent / "container.json").write_text(json.dumps(record))
+
+
+def test_the_builds_record_says_how_much_space_it_takes(archive: Path, tmp_path: Path, unpack: Unpacker) -> None:
+    write_record(archive, hashlib.sha256(b"archive").hexdigest(), 1 << 60)
+    with pytest.raises(TransportError) as caught:
+        staged(archive, tmp_path, unpack)
+    assert (caught.value.code, unpack.calls) == ("io.space", 0)
+
+
+@pytest.mark.parametrize(("sha256", "size"), [("00" * 32, 1 << 60), (None, -1), (None, "much"), (None, True)])
+def test_a_record_of_another_archive_is_not_asked(
+    archive: Path, tmp_path: Path, unpack: Unpacker, sha256: str | None, size: object
+) -> None:
+    write_record(archive, sha256 or hashlib.sha256(b"archive").hexdigest(), size)
+    assert not staged(archive, tmp_path, unpack).reused
+
+
+def test_a_pipe_is_no_archive(tmp_path: Path, unpack: Unpacker) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(SpecError) as caught:
+        staged(tmp_path / "pipe", tmp_path, unpack)
+    assert caught.value.code == "spec.path"
+
+
 def test_a_plain_folder_is_used_as_it_stands(tmp_path: Path, unpack: Unpacker) -> None:
     (tmp_path / "tree").mkdir()
     found = staged(tmp_path / "tree", tmp_path, unpack)
@@ -166,13 +196,13 @@ def test_two_at_once_unpack_once(archive: Path, tmp_path: Path, unpack: Unpacker
 
 def test_the_hash_is_remembered_by_identity(archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     value = file_sha256(archive, tmp_path)
-    monkeypatch.setattr(staging.hashlib, "sha256", _broken_after(1))
+    monkeypatch.setattr(hashes.hashlib, "sha256", _broken_after(1))
     assert file_sha256(archive, tmp_path) == value
 
 
 def _broken_after(calls: int) -> object:
     """A sha256 that may be called for the record's name, and not for the content."""
-    real, left = staging.hashlib.sha256, [calls]
+    real, left = hashes.hashlib.sha256, [calls]
 
     def sha256(*args: bytes) -> object:
         left[0] -= 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from oci_builder.readiness import ReadinessOptions
 
 from oci_builder.cli.common import ARCHIVE, Settings, cache_option, json_option, pass_settings, say, write_json
-from oci_builder.model.errors import OciBuilderError, SpecError
+from oci_builder.model.errors import ConflictError, OciBuilderError, SpecError
 from oci_builder.model.events import Emit
 from oci_builder.model.report import Report
 
@@ -36,8 +37,12 @@ def with_readiness(report: Report, archive: Path, options: ReadinessOptions, emi
     return Report(report.subjects, report.findings + readiness(archive, options, emit=emit).findings())
 
 
-def stage_archive(archive: Path, cache: Path, emit: Emit, platform: str = "linux/amd64") -> Any:
-    """The archive's unpacked tree in the cache; a plain folder as it stands."""
+def stage_archive(archive: Path, cache: Path, emit: Emit, platform: str = "linux/amd64", needed: int = 0) -> Any:
+    """The archive's unpacked tree in the cache; a plain folder as it stands.
+
+    Args:
+        needed: bytes that it takes unpacked, 0 where that is not known.
+    """
     from oci_builder.execution.staging import Unpacked, stage
     from oci_builder.model.digest import Digest
     from oci_builder.unpack import UnpackOptions, unpack_image
@@ -46,7 +51,7 @@ def stage_archive(archive: Path, cache: Path, emit: Emit, platform: str = "linux
         done = unpack_image(source, folder, UnpackOptions(platform=platform), emit)
         return Unpacked(Digest(done.manifest), done.config)
 
-    return stage(archive, cache / "staged", unpack, platform=platform, emit=emit)
+    return stage(archive, cache / "staged", unpack, platform=platform, needed=needed, emit=emit)
 
 
 def execute_checks(
@@ -54,22 +59,29 @@ def execute_checks(
     receipt: Path | None, cache: Path, quiet: bool,
 ) -> int:  # fmt: skip
     """Run the three gates of ``verify --exec``; returns the exit status."""
-    from oci_builder.execution.gates import verify_exec
+    from oci_builder.execution.companions import layer_facts, portable_beside
+    from oci_builder.execution.gates import GateContext, verify_exec
     from oci_builder.execution.run import ExecOptions, gpu_selection, image_checks, load_checks
+    from oci_builder.release.files import create_exclusively
 
+    if receipt is not None and os.path.lexists(receipt):
+        raise ConflictError("release.exists", f"{receipt} is there already, and a receipt is never written anew")
     selected, env = gpu_selection("" if gpu == "all" else gpu) if gpu is not None else (None, {})
     wanted = load_checks(checks) if checks is not None else None
+    diff_ids, needed = layer_facts(report)
     with settings.emitting() as emit:
         statement = verify_exec(
             report,
-            lambda: stage_archive(archive, cache, emit),
+            lambda: stage_archive(archive, cache, emit, needed=needed),
             lambda staged: (
                 wanted if wanted is not None else image_checks(staged.root, prefix or _prefix(staged.config))
             ),
             ExecOptions(gpu=selected, env=env),
+            GateContext(portable=portable_beside(archive, diff_ids, cache / "staged", emit) if report.ok else None),
         )
     if receipt is not None:
-        receipt.write_text(statement.model_dump_json(by_alias=True, exclude_none=True, indent=1) + "\n")
+        text = statement.model_dump_json(by_alias=True, exclude_none=True, indent=1) + "\n"
+        create_exclusively(receipt, text.encode())
     good = True
     for check in statement.predicate.checks:
         good = good and check.outcome in ("pass", "deferred")

@@ -2,6 +2,10 @@
 
 ``container-archive``: the bytes are what they claim. ``container-assembly``: they are one whole image, the same in all
 archives. ``container-exec``: it runs. A gate that could not be tried is ``skipped`` with the reason, never ``pass``.
+
+Without GPUs some checks put their question off. Each is kept as ``deferred`` by its own name, and stays a debt that a
+GPU stage must pay (``release.gates``); ``container-exec`` passes all the same, with the debts listed in its details,
+when at least one check passed and none failed. With GPUs there is no reason to put anything off: then it is no pass.
 """
 
 from __future__ import annotations
@@ -14,10 +18,11 @@ from typing import Any
 
 from chroot_exec.protocol import Check
 from chroot_exec.resolve import Root
+from oci_builder.execution.companions import Portable
 from oci_builder.execution.run import ExecOptions, run_checks
 from oci_builder.execution.staging import Staged
 from oci_builder.model.errors import OciBuilderError
-from oci_builder.model.receipts import DOCKER, OCI, Gpu, Host, Receipt, Statement, Subject, parse_statement
+from oci_builder.model.receipts import DOCKER, OCI, PORTABLE, Gpu, Host, Receipt, Statement, Subject, parse_statement
 from oci_builder.model.receipts import Check as Result
 from oci_builder.model.report import Finding, Report
 from oci_builder.release.host import new_attempt, stamp, this_host, tool_versions
@@ -34,12 +39,19 @@ _REASON = 4000
 
 @dataclass(frozen=True, slots=True)
 class GateContext:
-    """What a receipt says besides the outcomes: which release and stage, and where it ran."""
+    """What a receipt says besides the outcomes.
+
+    Attributes:
+        release, stage, engine: which release and stage, and where it ran.
+        spec: sha256 of the canonical spec, hex, or empty.
+        portable: the portable archive that was built together with the image, which the receipt then names too.
+    """
 
     release: str = "none"
     stage: str = "container-check"
     engine: str = "local"
     spec: str = ""
+    portable: Portable | None = None
 
 
 Stage = Callable[[], Staged]
@@ -59,13 +71,15 @@ def verify_exec(
     Never raises for what the archives or the checks do; the receipt says it.
     """
     context = context or GateContext()
+    portable = context.portable or Portable()
     started = stamp()
     results = [_by_findings(ARCHIVE, report, assembly=False), _by_findings(ASSEMBLY, report, assembly=True)]
     host = this_host()
-    details: dict[str, Any] = {}
+    details: dict[str, Any] = {"portable": portable.reason} if portable.reason else {}
     if all(r.outcome == "pass" for r in results):
-        more, host, details = _execute(stage, checks, options, host)
+        more, host, found = _execute(stage, checks, options, host)
         results += more
+        details |= found
     else:
         results.append(Result(name=EXEC, outcome="skipped", reason="not run: an earlier gate did not pass"))
     receipt = Receipt(
@@ -73,19 +87,21 @@ def verify_exec(
         spec=context.spec or None, tools=tool_versions(), host=host, started=started, finished=stamp(),
         checks=tuple(results), details=details,
     )  # fmt: skip
-    statement = Statement(subject=_subjects(report), predicate=receipt)
+    statement = Statement(subject=_subjects(report, portable), predicate=receipt)
     parse_statement(statement.model_dump_json(by_alias=True, exclude_none=True).encode(), "receipt")
     return statement
 
 
-def _subjects(report: Report) -> tuple[Subject, ...]:
-    out: dict[str, Subject] = {}
+def _subjects(report: Report, portable: Portable) -> tuple[Subject, ...]:
+    named: dict[str, str] = {}
     for value in report.subjects:
-        sha256 = str(value.get("sha256") or "").removeprefix("sha256:")
-        name = _SUBJECT_NAMES.get(str(value.get("kind")), re.sub(r"[^A-Za-z0-9._+-]", "_", str(value.get("kind"))))
-        if sha256:
-            out[name] = Subject.model_validate({"name": name, "digest": {"sha256": sha256}})
-    return tuple(out.values())
+        kind = str(value.get("kind"))
+        name = _SUBJECT_NAMES.get(kind, re.sub(r"[^A-Za-z0-9._+-]", "_", kind))
+        named[name] = str(value.get("sha256") or "").removeprefix("sha256:")
+    named[PORTABLE] = portable.sha256
+    return tuple(
+        Subject.model_validate({"name": name, "digest": {"sha256": sha256}}) for name, sha256 in named.items() if sha256
+    )
 
 
 def _by_findings(name: str, report: Report, assembly: bool) -> Result:
@@ -122,18 +138,20 @@ def _execute(
     if receipt["gpu"]:
         details["gpu"] = {k: v for k, v in receipt["gpu"].items() if k != "probe"}
     results = [_result(check) for check in receipt["checks"]]
-    return [_overall(receipt), *results], _host(receipt, staged.root), details
+    return [_overall(receipt, options.gpu is not None), *results], _host(receipt, staged.root), details
 
 
-def _overall(receipt: Mapping[str, Any]) -> Result:
+def _overall(receipt: Mapping[str, Any], gpus: bool) -> Result:
     outcome = receipt["outcome"]
-    if outcome == "pass":
-        return Result(name=EXEC, outcome="pass")
+    by_outcome = {o: [c["name"] for c in receipt["checks"] if c["outcome"] == o] for o in ("pass", "deferred")}
+    details = {"deferred": by_outcome["deferred"]} if by_outcome["deferred"] else {}
+    if outcome == "pass" or (outcome == "deferred" and by_outcome["pass"] and not gpus):
+        return Result(name=EXEC, outcome="pass", details=details)
     if receipt["error"]:
         reason = f"[{receipt['error']['code']}] {receipt['error']['message']}"
     else:
         reason = "; ".join(f"{c['name']}: {c['outcome']}" for c in receipt["checks"] if c["outcome"] != "pass")
-    return Result(name=EXEC, outcome=outcome, reason=reason[:_REASON])
+    return Result(name=EXEC, outcome=outcome, reason=reason[:_REASON], details=details)
 
 
 def _result(check: Mapping[str, Any]) -> Result:

@@ -13,7 +13,6 @@ import hashlib
 import os
 import shutil
 import stat
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,18 +21,19 @@ from typing import Any
 
 from chroot_exec.errors import RunnerError
 from chroot_exec.teardown import remove_tree
+from oci_builder.execution.companions import container_record, unpacked_size
+from oci_builder.execution.hashes import file_sha256, read_record, require_unchanged, write_record
 from oci_builder.model.digest import Digest
 from oci_builder.model.documents import ImageConfig, parse_document
-from oci_builder.model.errors import IntegrityError, OciBuilderError, SpecError, TransportError, disk_code, show
+from oci_builder.model.errors import OciBuilderError, SpecError, TransportError, disk_code, show
 from oci_builder.model.events import Emit, Event, silent
-from oci_builder.model.jsontext import dump_json, load_json
+from oci_builder.model.jsontext import dump_json
 from oci_builder.rootfs.scan_fingerprint import fingerprint
 
 # Part of every key: a change in how trees are unpacked makes old ones unfit.
 _FORMAT = 1
 _RECORD = "staged.json"
 _ROOT = "rootfs"
-_BLOCK = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +74,11 @@ def stage(
     """The tree of an archive, an OCI layout folder, or (as it stands) an unpacked folder. Idempotent.
 
     Args:
-        needed: bytes that the unpacked tree takes, if known; otherwise the archive's own size is asked for.
+        needed: bytes that the unpacked tree takes, if known; otherwise the build's record beside the archive is asked,
+            and without one the archive's own size.
 
     Raises:
-        SpecError: ``spec.path``: no such file.
+        SpecError: ``spec.path``: no such file, or a pipe, socket or device.
         IntegrityError: ``archive.changed``: the file changed while it was staged.
         TransportError: ``io.space`` before anything is written, other ``io.*``.
         OciBuilderError: what ``unpack`` raises; nothing is left then.
@@ -85,6 +86,8 @@ def stage(
     info = _stat(source)
     if stat.S_ISDIR(info.st_mode) and not (source / "index.json").is_file():
         return Staged(source.resolve(), {})
+    if not stat.S_ISDIR(info.st_mode) and not stat.S_ISREG(info.st_mode):
+        raise SpecError("spec.path", f"{show(str(source))} is neither a file nor a folder", where=str(source))
     try:
         cache.mkdir(parents=True, exist_ok=True, mode=0o700)
         sha256 = "" if stat.S_ISDIR(info.st_mode) else file_sha256(source, cache, emit)
@@ -94,7 +97,8 @@ def stage(
             found = _reuse(cache / key, sha256)
             if found:
                 return found
-            _require_space(cache, needed or _size(source, info))
+            recorded = unpacked_size(container_record(source, sha256))
+            _require_space(cache, needed or recorded or _size(source, info))
             return _unpack(source, cache / key, unpack, sha256, emit)
     except OSError as error:
         raise _failure(error, source) from None
@@ -138,58 +142,8 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
-def _identity(info: os.stat_result) -> list[int]:
-    return [info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns]
-
-
-def file_sha256(path: Path, cache: Path, emit: Emit = silent) -> str:
-    """SHA-256 (hex) of a file; remembered in ``cache`` by the file's identity, ctime included.
-
-    Raises:
-        IntegrityError: ``archive.changed``: it was written to while it was read.
-    """
-    before = path.stat()
-    record = cache / f"sha256-{hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:32]}.json"
-    known = _read_record(record)
-    if known.get("identity") == _identity(before) and isinstance(known.get("sha256"), str):
-        return str(known["sha256"])
-    task = f"hash {path.name}"
-    emit(Event("start", task, total=before.st_size))
-    digest = hashlib.sha256()
-    with path.open("rb", buffering=0) as file:
-        while block := file.read(_BLOCK):
-            digest.update(block)
-            emit(Event("advance", task, len(block)))
-    emit(Event("done", task))
-    _require_unchanged(path, before)
-    _write_record(record, {"identity": _identity(before), "sha256": digest.hexdigest()})
-    return digest.hexdigest()
-
-
-def _require_unchanged(path: Path, before: os.stat_result) -> None:
-    if _identity(path.stat()) != _identity(before):
-        raise IntegrityError("archive.changed", f"{show(str(path))} was written to meanwhile", where=str(path))
-
-
-def _read_record(path: Path) -> dict[str, Any]:
-    try:
-        value = load_json(path.read_bytes(), str(path))
-    except (OSError, OciBuilderError):
-        return {}
-    return value if isinstance(value, dict) else {}
-
-
-def _write_record(path: Path, value: Mapping[str, Any]) -> None:
-    fd, partial = tempfile.mkstemp(dir=path.parent, prefix=".record-")
-    with open(fd, "wb") as file:
-        file.write(dump_json(value))
-        file.flush()
-        os.fsync(file.fileno())
-    Path(partial).replace(path)
-
-
 def _reuse(folder: Path, sha256: str) -> Staged | None:
-    record = _read_record(folder / _RECORD)
+    record = read_record(folder / _RECORD)
     try:
         config = base64.b64decode(str(record.get("config", "")), validate=True)
         if not record or record.get("fingerprint") != fingerprint(folder / _ROOT):
@@ -214,8 +168,8 @@ def _unpack(source: Path, folder: Path, unpack: Unpack, sha256: str, emit: Emit)
     try:
         (partial / _ROOT).mkdir(mode=0o755)
         unpacked = unpack(source, partial / _ROOT)
-        _require_unchanged(source, before)
-        _write_record(partial / _RECORD, _record(unpacked, partial / _ROOT))
+        require_unchanged(source, before)
+        write_record(partial / _RECORD, _record(unpacked, partial / _ROOT))
         staged = _staged(folder, unpacked, sha256, reused=False)
         partial.rename(folder)
     except BaseException:
