@@ -11,7 +11,8 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,6 +29,7 @@ _HOSTS = re.compile(
 # What asks for these is a part of glibc, whatever its name: it works with the very glibc it was built with.
 _PRIVATE = "GLIBC_PRIVATE"
 _DEFAULT_FOLDERS = ("/lib/x86_64-linux-gnu", "/usr/lib/x86_64-linux-gnu", "/lib64", "/usr/lib64", "/lib", "/usr/lib")
+_COMMON = re.compile(rb"/usr/share/common-licenses/([A-Za-z0-9.-]+)")
 _ORIGIN = re.compile(r"\$(?:ORIGIN|\{ORIGIN\})(?=/|\Z)")
 
 
@@ -49,6 +51,8 @@ class _Object:
 def carry_libraries(root: Path, emit: Emit, prefix: Path | None = None) -> tuple[str, ...]:
     """Copy the libraries that the programs and modules of a Python need into its ``lib``, and let them be found there.
 
+    Their terms go to ``share/licences/<name>.txt``; that file is empty where this machine does not say them.
+
     Idempotent: what is in the tree is not carried again.
 
     Args:
@@ -66,8 +70,7 @@ def carry_libraries(root: Path, emit: Emit, prefix: Path | None = None) -> tuple
     own = list(_objects(root, prefix))
     for one in own:
         search.follow(one)
-    for name, found in sorted(search.carried.items()):
-        shutil.copyfile(found.place, root / "lib" / name)
+    _copy(root, {name: found.place for name, found in search.carried.items()})
     carried = frozenset(search.carried)
     for path, facts in sorted(
         [(one.place, one.facts) for one in own]
@@ -137,6 +140,41 @@ def _facts(place: Path) -> ElfFacts | None:
         if file.read(4) != MAGIC:
             return None
         return read_facts(file.fileno(), os.fstat(file.fileno()).st_size)
+
+
+def _copy(root: Path, places: Mapping[str, Path]) -> None:
+    for name, place in sorted(places.items()):
+        shutil.copyfile(place, root / "lib" / name)
+    texts = {f"{name}.txt": text for name, text in _terms(places).items()}
+    # Debian's copyright files leave out the long texts that every Debian has.
+    for word in sorted({found for text in texts.values() for found in _COMMON.findall(text)}):
+        common = Path("/usr/share/common-licenses", word.decode().rstrip("."))
+        if common.is_file():
+            texts[f"common/{common.name}.txt"] = common.read_bytes()
+    for name, text in sorted(texts.items()):
+        place = root / "share/licences" / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(text)
+
+
+def _terms(places: Mapping[str, Path]) -> dict[str, bytes]:
+    """The copyright file of each library's Debian package; empty where there is none to be found."""
+    out = dict.fromkeys(places, b"")
+    program = shutil.which("dpkg-query")
+    if program is None or not places:
+        return out
+    # With a merged /usr, the package's list may name either side of it.
+    names: dict[str, str] = {}
+    for name, place in places.items():
+        real = str(place.resolve())
+        names |= dict.fromkeys((str(place), real, real.removeprefix("/usr"), str(place).removeprefix("/usr")), name)
+    done = subprocess.run([program, "-S", *sorted(names)], capture_output=True, text=True, check=False)
+    for line in sorted(done.stdout.splitlines()):
+        package, _, path = line.partition(": ")
+        text = Path("/usr/share/doc", package.partition(":")[0], "copyright")
+        if path in names and "," not in package and text.is_file():
+            out[names[path]] = text.read_bytes()
+    return out
 
 
 def _is_glibc(facts: ElfFacts) -> bool:

@@ -103,6 +103,14 @@ def test_every_library_is_the_hosts_glibc_or_lies_in_the_tree(copy: Path) -> Non
             assert python_libraries._HOSTS.match(name) or (copy / "lib" / name).is_file(), (place, name)
 
 
+def test_every_carried_library_brings_its_terms_or_an_empty_file(copy: Path) -> None:
+    own = {p.name for p in copy.glob("lib/*.so*") if not p.name.startswith("libpython")}
+    terms = {p.stem: p.stat().st_size for p in copy.glob("share/licences/*.txt")}
+    assert terms.keys() == own
+    if shutil.which("dpkg-query"):
+        assert all(terms.values())
+
+
 @pytest.mark.parametrize(
     ("name", "hosts"),
     [
