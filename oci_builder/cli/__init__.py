@@ -8,6 +8,7 @@ from oci_builder import __version__
 from oci_builder.cli.common import Settings, exit_statuses
 from oci_builder.cli.images import IMAGE_COMMANDS
 from oci_builder.cli.releases import RELEASE_COMMANDS
+from oci_builder.cli.stages import STAGE_COMMANDS
 
 __all__ = ["cli", "main"]
 
@@ -40,7 +41,7 @@ def completion(shell: str) -> None:
     click.echo(found(cli, {}, "oci-builder", "_OCI_BUILDER_COMPLETE").source())
 
 
-for _command in (*IMAGE_COMMANDS, *RELEASE_COMMANDS):
+for _command in (*IMAGE_COMMANDS, *RELEASE_COMMANDS, *STAGE_COMMANDS):
     cli.add_command(_command)
 
 

@@ -21,6 +21,8 @@ __all__ = ["STAGES", "Outcome", "Request", "Stage", "find_stage", "sequence"]
 
 _VOLUME = {"/vol": "oci-builder"}
 _MINUTE = 60
+# For stages that sign what they did themselves; the receipts of all others are signed by the sender.
+_KEY = "oci-builder-key"
 _GPU_OPTIONS = ("where", "prefix", "sha256", "helper", "tiers", "isolation")
 
 
@@ -57,10 +59,10 @@ _ALL = (
           (*_GPU_OPTIONS, "trust")),
     Stage("qualification", _cpu(10, cpu=1, memory=2048), qualification_stage,
           "what the release folder's receipts prove, judged and recorded", ("trust",)),
-    Stage("repack", _cpu(60, cpu=8, memory=16384, scratch=256, image="repack"), repack_stage,
+    Stage("repack", _cpu(60, cpu=8, memory=16384, scratch=256, image="repack", secrets=(_KEY,)), repack_stage,
           "repair packaging files of a candidate; nothing is compiled again",
           ("trust", "checks", "isolation", "marker", "jobs")),
-    Stage("publish", _cpu(60, scratch=64, stays=True, network=True, secrets=("huggingface",)), publish_stage,
+    Stage("publish", _cpu(60, scratch=64, stays=True, network=True, secrets=("huggingface", _KEY)), publish_stage,
           "upload to the Hub, read back, delivery receipt", ("repo", "endpoint", "helper")),
 )  # fmt: skip
 for _stage in _ALL:

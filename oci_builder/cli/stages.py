@@ -1,0 +1,152 @@
+"""``oci-builder stage``: one stage of a release, on this machine or on Modal, with the same code."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+import click
+
+from oci_builder import __version__
+from oci_builder.cli.common import ARCHIVE, Settings, cache_option, json_option, pass_settings, say, write_json
+from oci_builder.model.errors import PolicyError
+from oci_builder.model.events import Emit
+
+if TYPE_CHECKING:
+    from oci_builder.engines.stages import Request, Stage
+
+# Spelt out here, so that --help needs neither the verbs nor their packages; a test compares it with STAGES.
+NAMES = (
+    "build", "package", "container", "container-check", "single", "nccl8", "nccl8-u24", "qualification", "repack",
+    "publish",
+)  # fmt: skip
+
+
+@click.command("stage")
+@click.argument("name", type=click.Choice(NAMES), metavar="NAME")
+@click.option("--on", "engine", type=click.Choice(["local", "modal"]), default="local", show_default=True)
+@click.option("--spec", "spec_path", type=ARCHIVE, default=Path("spec.json"), show_default=True)
+@click.option("--out", type=ARCHIVE, default=Path("dist"), show_default=True, help="Folder of the archives.")
+@cache_option
+@click.option("--release", type=ARCHIVE, default=None, help="Release folder: records, receipts, the verdict.")
+@click.option("--trust", type=ARCHIVE, default=Path("releases/trust.json"), show_default=True, help="Trusted keys.")
+@click.option("--key", type=ARCHIVE, default=None, help="Signs the receipt; on Modal it is used here and not sent.")
+@click.option("-o", "--option", "given", multiple=True, metavar="NAME=VALUE", help="Of the stage; see docs/stages.md.")
+@click.option("--scratch", type=float, default=None, metavar="GIB", help="Disk that this spec really takes (local).")
+@click.option("--timeout", type=float, default=None, metavar="SECONDS", help="Instead of the stage's own (local).")
+@click.option("--any-gpu", is_flag=True, help="Another GPU than the stage's, for supporting evidence (local).")
+@click.option("--budget", type=ARCHIVE, default=None, help="Rates and limits (TOML).  [default: budget.toml, if any]")
+@click.option("-y", "--yes", is_flag=True, help="Go on without asking whether it may cost that.")
+@json_option
+@pass_settings
+def stage_command(settings: Settings, /, name: str, engine: str, json_file: str | None, yes: bool, budget: Path | None,
+                  scratch: float | None, timeout: float | None, any_gpu: bool, **asked: Any) -> None:  # fmt: skip
+    """Run stage NAME: build, package, container, container-check, single, nccl8, nccl8-u24, qualification, repack or
+    publish. nccl8 runs on Ubuntu 22.04 and then on 24.04; nccl8-u24 only the second."""
+    from oci_builder.engines.local import LocalRunner
+    from oci_builder.engines.stages import sequence
+    from oci_builder.engines.stages_first import before
+
+    stages = sequence(name)
+    requests = {stage.name: _request(stage, **asked) for stage in stages}
+    # What comes second has no receipt to show before the first has run.
+    before(stages[0], requests[name])
+    runner = LocalRunner(scratch, timeout, any_gpu)
+    results: list[dict[str, Any]] = []
+    with settings.emitting() as emit:
+        if engine == "modal":
+            _agree(stages, budget, yes)
+        else:
+            for stage in stages:
+                runner.check(stage.name, requests[stage.name])
+        for stage in stages:
+            result = _run(runner, engine, stage.name, requests[stage.name], emit)
+            results.append(_signed(result, asked["key"], requests[stage.name]))
+            if result["outcome"] != "pass":
+                break
+    write_json(results[0] if len(results) == 1 else results, json_file)
+    if json_file is None:
+        for result in results:
+            _show(result)
+    sys.exit(results[-1]["exit"])
+
+
+def _run(runner: Any, engine: str, name: str, request: Request, emit: Emit) -> dict[str, Any]:
+    if engine == "local":
+        found: dict[str, Any] = runner.run(name, request, emit)
+        return found
+    from oci_builder.engines.modal_app import run_on_modal
+
+    return dict(run_on_modal(name, request, emit))
+
+
+def _request(stage: Stage, spec_path: Path, out: Path, cache: Path, release: Path | None, trust: Path,
+             key: Path | None, given: tuple[str, ...]) -> Request:  # fmt: skip
+    from oci_builder.engines.stages import Request
+    from oci_builder.engines.stages_options import parse_options
+
+    options = parse_options(stage, given)
+    if "trust" in stage.options:
+        options.setdefault("trust", str(trust.absolute()))
+    # A key goes along only where a stage signs by itself; every other receipt is signed here.
+    own = str(key.absolute()) if key is not None and stage.name in ("repack", "publish") else ""
+    return Request(
+        str(spec_path.absolute()), str(out.absolute()), str(cache.absolute()),
+        "" if release is None else str(release.absolute()), key=own, options=options, version=__version__,
+        attempt=uuid4().hex,
+    )  # fmt: skip
+
+
+def _agree(stages: tuple[Stage, ...], path: Path | None, yes: bool) -> None:
+    """Say what it may cost, hold it against the budget, and ask.
+
+    Raises:
+        PolicyError: ``budget.*``; ``budget.agreed``: nobody said yes.
+    """
+    from oci_builder.engines.budget import check_budget, cost, lines, load_budget
+
+    default = Path("budget.toml")
+    budget = load_budget(path or (default if default.is_file() else None))
+    costs = [cost(stage, budget) for stage in stages]
+    for line in lines(costs, budget):
+        click.echo(line, err=True)
+    check_budget(costs, budget)
+    if yes:
+        return
+    if not sys.stdin.isatty() or not click.confirm("Start it?", err=True):
+        raise PolicyError("budget.agreed", "nothing was started: say --yes to agree to what it may cost")
+
+
+def _signed(result: dict[str, Any], key: Path | None, request: Request) -> dict[str, Any]:
+    from oci_builder.engines.run import sign_result
+
+    if key is None or not request.release:
+        return result
+    receipts = Path(request.release) / "receipts"
+    receipts.mkdir(parents=True, exist_ok=True)
+    written = sign_result(result, key, receipts)
+    return {**result, "receipt_path": str(written)} if written else result
+
+
+def _show(result: Mapping[str, Any]) -> None:
+    for check in result["checks"]:
+        say(f"{check['outcome']:<8} {check['name']}" + (f": {check['reason']}" if check["reason"] else ""))
+    for name, sha256 in sorted(result["outputs"].items()):
+        say(f"{sha256}  {name}")
+    for note in result["notes"]:
+        say(note)
+    if result["receipt_path"]:
+        say(f"receipt {result['receipt_path']}")
+    elif result["receipt"] is not None:
+        say("receipt not signed: name --key and --release to keep it")
+    if result["error"]:
+        click.echo(f"error[{result['error']['code']}]: {result['error']['message']}", err=True)
+    if result["kept"]:
+        click.echo(f"kept for diagnosis: {result['kept']}", err=True)
+    say(f"{result['stage']}: {result['outcome']} ({result['engine']})")
+
+
+STAGE_COMMANDS: tuple[click.Command, ...] = (stage_command,)
