@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from oci_builder.build import BuildOptions, BuildResult, build
-from oci_builder.engines.stages_files import adopt_records, checked_copy, digest_of, merged, recorded
+from oci_builder.engines.stages_files import RECORDS, adopt_records, checked_copy, digest_of, merged, recorded
 from oci_builder.engines.stages_request import Outcome, Request
 from oci_builder.execution.gates import ARCHIVE, ASSEMBLY, GateContext, verify_exec
 from oci_builder.execution.run import ExecOptions, image_checks, load_checks
@@ -64,12 +64,18 @@ def container_stage(request: Request, emit: Emit) -> Outcome:
     Raises:
         OciBuilderError: what ``build`` raises; IntegrityError: ``blob.digest``.
     """
+    before = recorded(request) if all((Path(request.out) / name).is_file() for name in RECORDS) else {}
     made = _build(request, emit)
     adopt_records(request)
     report, subjects = _verified(request, emit)
-    checks = _gates_of(report, request)
-    notes = ["nothing has changed"] if made.unchanged else ["finished what package had left open"]
-    return Outcome(subjects, subjects, checks, details={"unchanged": made.unchanged}, notes=tuple(notes))
+    checks = _gates_of(report)
+    same = made.unchanged or before == subjects
+    if made.unchanged:
+        note = "nothing has changed"
+    else:
+        note = "finished what package had left open" if not before else "another build was replaced"
+        note = "a second build gave the same bytes" if same else note
+    return Outcome(subjects, subjects, checks, details={"unchanged": same}, notes=(note,))
 
 
 def check_stage(request: Request, emit: Emit) -> Outcome:
@@ -177,7 +183,7 @@ def _verified(request: Request, emit: Emit) -> tuple[Report, dict[str, str]]:
     return report, merged(subjects, seen)
 
 
-def _gates_of(report: Report, request: Request) -> tuple[Mapping[str, Any], ...]:
+def _gates_of(report: Report) -> tuple[Mapping[str, Any], ...]:
     """The two outcomes that need no run, as ``verify_exec`` tells them apart."""
 
     def nothing() -> Staged:
