@@ -1,4 +1,4 @@
-"""The far side: what a container of Modal does around a stage. Imports nothing of Modal; tests run it in a plain process.
+"""The far side: what a container of Modal does around a stage. Imports nothing of Modal.
 
 Inputs are unpacked anew for every run, so a preempted run starts from the same state. Local disk goes with the
 container: what a failed stage left there is moved to the volume, as far as it is small.
@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from oci_builder.engines.local_limits import find_gpus, require_gpus
 from oci_builder.engines.modal_project import arrived, folder_state, folder_text, unpack
 from oci_builder.engines.run import run_stage
 from oci_builder.engines.stages import find_stage
@@ -45,17 +46,19 @@ def answer(name: str, sent: Mapping[str, Any]) -> dict[str, Any]:
         "image": os.environ.get("MODAL_IMAGE_ID", ""), "task": os.environ.get("MODAL_TASK_ID", ""),
         "tools": tool_versions("modal"), "machine": platform.machine(), "fresh": not local.exists(),
     }  # fmt: skip
+    emit = log_lines()
     try:
         needs = find_stage(name).needs
         if not facts["fresh"] and not needs.network:
-            raise PolicyError("modal.fresh", "this container served another run before; stages without network get new ones")
+            raise PolicyError("modal.fresh", "this container served a run before; stages without network get new ones")
         if not needs.network:
             facts["network"] = prove_no_network()
+        require_gpus(needs, find_gpus() if needs.gpu else (), False, emit)
         request = _request(sent, local, next(iter(needs.volumes), ""))
     except (OciBuilderError, OSError) as error:
         return {**_refused(name, error), "release": "", "modal": facts}
     before = folder_state(Path(request["release"])) if request["release"] else {}
-    result = run_stage(name, request, engine_name(), log_lines())
+    result = run_stage(name, request, engine_name(), emit)
     after = folder_state(Path(request["release"])) if request["release"] else {}
     result["kept"] = _keep(result["kept"], request["cache"], local)
     return {**result, "release": folder_text(after) if after != before else "", "modal": facts}

@@ -1,0 +1,16 @@
+"""Stages that make a release, on Modal:
+
+    modal run modal_build.py --stage build|package|container|container-check|qualification|publish [OPTIONS]
+
+OPTIONS are those of ``oci-builder stage``; docs/modal.md says what runs where and how a release is made.
+"""
+
+from oci_builder.cli.scripts import run_script, script_app
+
+app = script_app("oci-builder-build")
+
+
+@app.local_entrypoint()
+def main(*words: str) -> None:
+    """The stage that the words choose."""
+    run_script(words, "build", "package", "container", "container-check", "qualification", "publish")

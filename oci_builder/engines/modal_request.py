@@ -1,0 +1,91 @@
+"""The sender's half of a call to Modal that knows nothing of Modal: the request, and the words of the scripts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from oci_builder import __version__
+from oci_builder.engines.modal_container import RUNTIME
+from oci_builder.engines.modal_project import pack
+from oci_builder.engines.stages import Request, Stage
+from oci_builder.model.errors import SpecError, show
+from oci_builder.model.receipts import PORTABLE
+from oci_builder.model.spec import Spec
+from oci_builder.release.folder import ReleaseFolder
+from oci_builder.release.host import new_attempt
+
+
+def prepare(stage: Stage, request: Request, spec: Spec, portable: str, inputs: Path) -> dict[str, Any]:
+    """Pack the inputs, into ``inputs``; the request as the container gets it.
+
+    Args:
+        portable: SHA-256 of the portable archive, for stages on a host's image; its installer is put beside ``inputs``.
+
+    Raises:
+        SpecError: what ``pack`` raises; ``stage.option``, ``stage.checks``.
+    """
+    options = dict(request.options)
+    if portable:
+        if options.get("where", "host") != "host":
+            raise SpecError("stage.option", "on Modal the checks run on the host, not in the image", where="where")
+        options = {**options, "where": "host", "prefix": RUNTIME, "sha256": portable}
+        _write_helper(spec, request, inputs.with_name("ensure_runtime.sh"))
+    attempt = request.attempt or new_attempt()
+    asked = replace(request, options=options, version=__version__, attempt=attempt)
+    sent = pack(asked, inputs, stage.needs.volumes)
+    return {**sent, "out": _folder_name(request, spec)}
+
+
+def _folder_name(request: Request, spec: Spec) -> str:
+    """The build's folder on the volume."""
+    if request.release:
+        return Path(request.release).name
+    return spec.release or f"{spec.name}-{spec.tag}".replace("/", "-")
+
+
+def portable_of(request: Request) -> str:
+    """SHA-256 of the portable archive, as the release folder here records it.
+
+    Raises:
+        SpecError: ``stage.order``.
+    """
+    subjects = ReleaseFolder(Path(request.release)).subjects() if request.release else {}
+    if PORTABLE not in subjects:
+        raise SpecError(
+            "stage.order", f"{show(request.release)} has no record of {PORTABLE}: run package with this release folder",
+            where=request.release,
+        )  # fmt: skip
+    return subjects[PORTABLE]
+
+
+def _write_helper(spec: Spec, request: Request, target: Path) -> None:
+    given = request.options.get("helper")
+    files = Path(request.spec).absolute().parent / (spec.files or "") / "files/ensure_runtime.sh"
+    source = Path(str(given)) if given else files
+    if not source.is_file():
+        raise SpecError("stage.checks", "the spec ships no ensure_runtime.sh, which the host's image needs")
+    target.write_bytes(source.read_bytes())
+
+
+def chosen(words: Sequence[str], stages: Sequence[str]) -> list[str]:
+    """Words of the stage command: the stage first.
+
+    Raises:
+        SpecError: ``stage.name``.
+    """
+    rest = list(words)
+    found = stages[0] if len(stages) == 1 else ""
+    for index, word in enumerate(rest):
+        if word == "--stage" and index + 1 < len(rest):
+            found = rest[index + 1]
+            del rest[index : index + 2]
+            break
+        if word.startswith("--stage="):
+            found = rest.pop(index).partition("=")[2]
+            break
+    if found not in stages:
+        raise SpecError("stage.name", f"--stage is one of {', '.join(stages)}, not {show(found)}")
+    return [found, *rest]
