@@ -1,0 +1,97 @@
+"""A stage's tree of processes ends as one: at its time limit, at a signal, with its runner (issue 8, item 5)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+# A child that leaves its session, its parent and its group, as a badly behaved helper of a stage would.
+SCRIPT = """
+import os, sys, time
+from oci_builder.engines.local_tree import supervise
+
+def stubborn():
+    import signal
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    open(sys.argv[1], "w").write(str(os.getpid()))
+    time.sleep(600)
+
+def run():
+    if os.fork() == 0:
+        stubborn()
+    while not os.path.exists(sys.argv[1]) or not open(sys.argv[1]).read():
+        time.sleep(0.01)
+    {rest}
+    return 7
+
+sys.exit(supervise(run, {limit}, 1.0))
+"""
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def start(tmp_path: Path, rest: str, limit: float) -> subprocess.Popen[bytes]:
+    code = SCRIPT.format(rest=rest, limit=limit)
+    return subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "pid")])
+
+
+def orphan(tmp_path: Path) -> int:
+    for _ in range(500):
+        if (tmp_path / "pid").exists() and (text := (tmp_path / "pid").read_text()):
+            return int(text)
+        time.sleep(0.02)
+    raise AssertionError("it did not start")
+
+
+def test_a_stage_that_is_done_leaves_nothing(tmp_path: Path) -> None:
+    process = start(tmp_path, "pass", 60)
+    assert process.wait(20) == 7
+    assert not alive(orphan(tmp_path))
+
+
+def test_the_limit_ends_all_of_it(tmp_path: Path) -> None:
+    process = start(tmp_path, "time.sleep(600)", 1)
+    assert process.wait(20) == 124
+    assert not alive(orphan(tmp_path))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_all_of_it(tmp_path: Path, number: signal.Signals) -> None:
+    process = start(tmp_path, "time.sleep(600)", 60)
+    pid = orphan(tmp_path)
+    process.send_signal(number)
+    assert process.wait(20) == 128 + signal.SIGTERM
+    assert not alive(pid)
+
+
+def test_a_runner_that_is_killed_takes_the_stage_along(tmp_path: Path) -> None:
+    code = f"import subprocess, sys, time; subprocess.Popen({[sys.executable, '-c', SCRIPT.format(rest='time.sleep(600)', limit=60), str(tmp_path / 'pid')]!r}); time.sleep(600)"
+    runner = subprocess.Popen([sys.executable, "-c", code])
+    pid = orphan(tmp_path)
+    os.kill(runner.pid, signal.SIGKILL)
+    runner.wait(10)
+    deadline = time.monotonic() + 10
+    while alive(pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not alive(pid)
+
+
+def test_an_exception_is_shown_and_told(tmp_path: Path) -> None:
+    code = "import sys\nfrom oci_builder.engines.local_tree import supervise\nsys.exit(supervise(lambda: 1 // 0, 60, 1))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    assert done.returncode == 70
+    assert "ZeroDivisionError" in done.stderr
