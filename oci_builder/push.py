@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,10 +11,10 @@ from oci_builder.model.errors import SpecError
 from oci_builder.model.events import Emit, silent
 from oci_builder.model.limits import DEFAULT_LIMITS, Limits
 from oci_builder.transports.registry import RegistryClient
+from oci_builder.transports.registry_image import push_image
 from oci_builder.transports.registry_policy import RegistryOptions
-from oci_builder.transports.registry_push import upload_blob, upload_manifest
 from oci_builder.transports.registry_reference import parse_reference
-from oci_builder.transports.registry_source import PushBlob, PushSource
+from oci_builder.transports.registry_source import PushSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,29 +73,15 @@ def push(archive: Path, reference: str, options: PushOptions | None = None, emit
     target = parse_reference(reference)
     http = RegistryOptions(plain_http=options.plain_http, limits=options.limits, parallel=options.parallel)
     with PushSource(archive, options.platform, options.limits) as source:
-        descriptor, data = source.resolved.descriptor, source.resolved.data
+        descriptor = source.resolved.descriptor
         if target.digest not in (None, descriptor.id):
             raise SpecError(
                 "spec.digest", f"{archive.name} holds {descriptor.digest}, the reference says {target.digest}",
                 where=reference, expected=target.digest, actual=descriptor.digest,
             )  # fmt: skip
         with RegistryClient(target, http, "pull,push", emit) as client:
-            sent = _upload_all(client, source.blobs, emit)
-            for name in (descriptor.id, *((target.tag,) if target.tag else ())):
-                upload_manifest(client, data, descriptor.media_type, name)
+            sent = push_image(client, source, (target.tag,) if target.tag else (), emit)
     return Pushed(target.name, descriptor.id, descriptor.media_type, descriptor.size, sent)
-
-
-def _upload_all(client: RegistryClient, blobs: tuple[PushBlob, ...], emit: Emit) -> int:
-    def upload(blob: PushBlob) -> bool:
-        return upload_blob(client, blob.descriptor, blob.source.chunks, emit)
-
-    with ThreadPoolExecutor(max(1, client.options.parallel), "push") as pool:
-        futures = [pool.submit(upload, blob) for blob in blobs]
-        try:
-            return sum(future.result() for future in futures)
-        finally:
-            pool.shutdown(cancel_futures=True)
 
 
 __all__ = ["PushOptions", "Pushed", "push"]

@@ -8,11 +8,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from oci_builder.model.digest import Digest
 from oci_builder.model.errors import SpecError, show
 from oci_builder.model.gates import Gate, TrustPolicy, parse_gates
-from oci_builder.model.spec import Spec, load_spec
-from oci_builder.release.folder import ReleaseFolder, read_trust
+from oci_builder.model.spec import load_spec
+from oci_builder.release.folder import ReleaseFolder, read_trust, spec_sha256
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +37,6 @@ class Rules:
         """
         spec = load_spec(spec_path)
         return cls(parse_gates(spec.gates), read_trust(trust_path), spec_sha256(spec))
-
-
-def spec_sha256(spec: Spec) -> str:
-    """Digest of what is built, in hex: the canonical spec without its gates, which may grow after the build."""
-    return Digest.of(spec.model_copy(update={"gates": ()}).canonical()).hex
 
 
 def check_release(folder: Path, rules: Rules) -> dict[str, Any]:
@@ -87,3 +81,6 @@ def _open(folder: Path) -> ReleaseFolder:
     if not folder.is_dir():
         raise SpecError("release.folder", f"{show(str(folder))} is no release folder", where=str(folder))
     return ReleaseFolder(folder)
+
+
+__all__ = ["Rules", "check_release", "spec_sha256", "summary", "update_release"]

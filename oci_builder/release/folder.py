@@ -18,6 +18,7 @@ from oci_builder.model.gates import Gate, TrustPolicy, parse_trust
 from oci_builder.model.jsontext import load_json
 from oci_builder.model.limits import DEFAULT_LIMITS
 from oci_builder.model.receipts import DOCKER, OCI, PORTABLE, parse_time
+from oci_builder.model.spec import Spec
 from oci_builder.release.files import create_exclusively, io_error, read_file, replace_file
 from oci_builder.release.gates import Candidate, Qualification, qualify
 
@@ -202,6 +203,11 @@ def read_trust(path: Path) -> TrustPolicy:
         TransportError: ``io.*``.
     """
     return parse_trust(read_file(path, DEFAULT_LIMITS.document), str(path))
+
+
+def spec_sha256(spec: Spec) -> str:
+    """Digest of what is built, in hex: the canonical spec without its gates, which may grow after the build."""
+    return Digest.of(spec.model_copy(update={"gates": ()}).canonical()).hex
 
 
 def pretty(value: object) -> bytes:

@@ -56,7 +56,9 @@ def base_material(spec: Spec) -> Material | None:
     return Material(f"pkg:oci/{name}", {"sha256": base.digest.removeprefix("sha256:")}, "base image")
 
 
-def provenance(spec: Spec, subjects: Mapping[str, str], materials: Sequence[Material], run: BuildRun) -> bytes:
+def provenance(
+    spec: Spec, subjects: Mapping[str, str], materials: Sequence[Material], run: BuildRun, unpinned: Sequence[str] = ()
+) -> bytes:
     """The statement, to be signed like a receipt. Deterministic.
 
     Args:
@@ -64,6 +66,7 @@ def provenance(spec: Spec, subjects: Mapping[str, str], materials: Sequence[Mate
         subjects: archive name -> sha256 hex.
         materials: base, locks, source checkouts, in any order.
         run: the run.
+        unpinned: inputs that have no digest of their own, in words.
 
     Raises:
         SpecError: ``provenance.material``: an input without a digest, or no subject.
@@ -77,17 +80,17 @@ def provenance(spec: Spec, subjects: Mapping[str, str], materials: Sequence[Mate
         "_type": STATEMENT_TYPE,
         "subject": [{"name": n, "digest": {"sha256": s}} for n, s in sorted(subjects.items())],
         "predicateType": PREDICATE_TYPE,
-        "predicate": {"buildDefinition": _definition(spec, materials), "runDetails": _details(run)},
+        "predicate": {"buildDefinition": _definition(spec, materials, unpinned), "runDetails": _details(run)},
     }
     return dump_json(value)
 
 
-def _definition(spec: Spec, materials: Sequence[Material]) -> dict[str, Any]:
+def _definition(spec: Spec, materials: Sequence[Material], unpinned: Sequence[str]) -> dict[str, Any]:
     parameters = redact_value(spec.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"gates"}))
     return {
         "buildType": BUILD_TYPE,
         "externalParameters": {"spec": parameters},
-        "internalParameters": {},
+        "internalParameters": {"unpinned": sorted(unpinned)} if unpinned else {},
         "resolvedDependencies": [m.to_json() for m in sorted(materials, key=lambda m: (m.uri, m.name))],
     }
 

@@ -5,10 +5,13 @@ Source: OCI distribution-spec, "Pulling blobs"; RFC 9110 section 14 for ranges.
 
 from __future__ import annotations
 
+import hashlib
 import re
 import threading
 from dataclasses import dataclass, field
+from typing import Protocol
 
+from oci_builder.model.digest import Digest
 from oci_builder.model.documents import Descriptor
 from oci_builder.model.errors import IntegrityError, TransportError, show
 from oci_builder.model.events import Emit, Event, silent
@@ -20,6 +23,15 @@ from oci_builder.transports.registry_pace import Pace
 
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19}|\*)\Z")
 _RETRIED = frozenset({"http.connect", "http.timeout", "http.read", "http.range", "http.proxy"})
+
+
+class Sink(Protocol):
+    """Takes a blob's bytes; an ``Ingest`` is one."""
+
+    @property
+    def offset(self) -> int: ...
+    def write(self, data: bytes | memoryview, /) -> None: ...
+    def truncate(self) -> None: ...
 
 
 class Stop:
@@ -109,6 +121,46 @@ def fetch_blob(
     emit(Event("done", download.task))
 
 
+def prove_blob(client: RegistryClient, descriptor: Descriptor, emit: Emit = silent) -> None:
+    """Read one blob to its end and compare its digest; nothing is kept.
+
+    Raises:
+        IntegrityError: ``blob.digest``, ``blob.size``. TransportError: ``http.*``, ``auth``.
+    """
+    download = _Download(client, descriptor, emit, Stop(), follow=False)
+    emit(Event("start", download.task, total=descriptor.size))
+    hashed = _Hashed(descriptor)
+    _download(download, hashed)
+    hashed.require()
+    emit(Event("done", download.task))
+
+
+class _Hashed:
+    """Hashes what a blob's bytes are, and forgets them."""
+
+    def __init__(self, descriptor: Descriptor) -> None:
+        self._descriptor = descriptor
+        self.truncate()
+
+    def truncate(self) -> None:
+        self.offset, self._hash = 0, hashlib.sha256()
+
+    def write(self, data: bytes | memoryview) -> None:
+        self.offset += len(data)
+        self._hash.update(data)
+        if self.offset > self._descriptor.size:
+            self.require()
+
+    def require(self) -> None:
+        actual, wanted = Digest.from_hex(self._hash.hexdigest()), self._descriptor
+        if self.offset != wanted.size or actual != wanted.digest:
+            code = "blob.size" if self.offset != wanted.size else "blob.digest"
+            raise IntegrityError(
+                code, f"{wanted.digest}: the registry gives other bytes", where=wanted.digest,
+                expected=wanted.digest, actual=actual,
+            )  # fmt: skip
+
+
 def _into_store(download: _Download, store: DirStore) -> None:
     descriptor = download.descriptor
     with store.ingest(descriptor.digest, descriptor.id, descriptor.size) as ingest:
@@ -137,7 +189,7 @@ def _followed(download: _Download, ingest: Ingest, store: DirStore) -> None:
     follower.keep(store)
 
 
-def _download(download: _Download, ingest: Ingest) -> None:
+def _download(download: _Download, ingest: Sink) -> None:
     """Try until all bytes are there; tries count only as long as nothing new comes."""
     attempt, best, size = 0, ingest.offset, download.descriptor.size
     while ingest.offset < size:
@@ -162,7 +214,7 @@ def _short(download: _Download, offset: int) -> TransportError:
     )  # fmt: skip
 
 
-def _attempt(download: _Download, ingest: Ingest) -> None:
+def _attempt(download: _Download, ingest: Sink) -> None:
     """One request, and as much of its body as comes."""
     offset = ingest.offset if download.ranges else 0
     headers = {"Range": f"bytes={offset}-"} if offset else {}
@@ -180,7 +232,7 @@ def _attempt(download: _Download, ingest: Ingest) -> None:
         response.close()
 
 
-def _position(response: Response, offset: int, download: _Download, ingest: Ingest) -> int:
+def _position(response: Response, offset: int, download: _Download, ingest: Sink) -> int:
     """Where the body belongs: how many of its bytes are here already.
 
     A 200 is the whole blob whatever was asked for (B076); a 206 says where it starts, which may be earlier (B077).
@@ -213,7 +265,7 @@ def _size_error(download: _Download, actual: int) -> IntegrityError:
     )  # fmt: skip
 
 
-def _begin_again(download: _Download, ingest: Ingest, why: str) -> None:
+def _begin_again(download: _Download, ingest: Sink, why: str) -> None:
     """From nothing, and without ranges.
 
     Raises:
@@ -225,7 +277,7 @@ def _begin_again(download: _Download, ingest: Ingest, why: str) -> None:
     raise TransportError("http.range", f"{digest}: {why}", where=digest)
 
 
-def _copy(response: Response, skip: int, download: _Download, ingest: Ingest) -> None:
+def _copy(response: Response, skip: int, download: _Download, ingest: Sink) -> None:
     pace = Pace(download.client.options.limits.blob_idle_seconds, str(download.descriptor.digest))
     if download.follower:
         download.follower.reached(ingest.offset)

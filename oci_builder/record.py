@@ -1,0 +1,207 @@
+"""``oci-builder record``: a finished build becomes ``releases/<release>/``: records, inventories, SBOMs, provenance.
+
+What goes in was read from the archives themselves, after their digests were compared and their files scanned.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from oci_builder.model.digest import Digest
+from oci_builder.model.errors import ConflictError, SpecError, show
+from oci_builder.model.events import Emit, Event, silent
+from oci_builder.model.limits import DEFAULT_LIMITS
+from oci_builder.model.receipts import DOCKER, OCI, PORTABLE, Check, Receipt
+from oci_builder.model.spec import Spec, load_spec
+from oci_builder.release.bills import Naming, bills, file_name
+from oci_builder.release.files import read_file, replace_file
+from oci_builder.release.folder import ReleaseFolder, spec_sha256
+from oci_builder.release.host import engine_name, new_attempt, stamp, this_host, tool_versions
+from oci_builder.release.materials import materials
+from oci_builder.release.packages import Contents, inventory_bytes, read_packages
+from oci_builder.release.parts import hash_parts, plan_parts
+from oci_builder.release.provenance import BuildRun, provenance
+from oci_builder.release.receipts import write_receipt
+from oci_builder.release.scan import Scan, scan_archives, scan_files
+from oci_builder.release.secrets import ScanOptions
+from oci_builder.release.signing import SigningKey
+from oci_builder.release.walk import Walk
+
+RECORDS = ("portable.json", "container.json")
+PROVENANCE = "provenance.json"
+# A folder with this file is a release.
+LAST = "portable.json"
+
+
+@dataclass(frozen=True, slots=True)
+class RecordRequest:
+    """What is recorded.
+
+    Attributes:
+        dist: folder of a finished build.
+        folder: the release folder to make; its name is the release id.
+        spec: the spec that was built.
+        key: signs the provenance and the receipt.
+        allow: secrets and weights that are let through, each with its reason.
+    """
+
+    dist: Path
+    folder: ReleaseFolder
+    spec: Path
+    key: SigningKey
+    allow: ScanOptions = field(default_factory=ScanOptions)
+    threads: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """The files of the folder with their sha256, and the receipt; ``again`` when they all were there already."""
+
+    folder: Path
+    files: Mapping[str, str]
+    receipt: Path | None
+    again: bool = False
+
+
+def record(request: RecordRequest, emit: Emit = silent) -> Recorded:
+    """Make a release folder. ``portable.json`` comes last; without it there is no release. Idempotent.
+
+    Raises:
+        SpecError: ``record.build``: no finished build, or one of another spec; ``release.name``; ``spec.*``.
+        IntegrityError: ``blob.digest``: an archive is not what its record says.
+        PolicyError: ``policy.secret``, ``policy.weights``.
+        ConflictError: ``release.exists``: the folder holds another build.
+        FormatError, TransportError: unreadable archives or files.
+    """
+    started = stamp()
+    spec = load_spec(request.spec)
+    container, subjects = _read_build(request, spec)
+    files = {name: read_file(request.dist / name, DEFAULT_LIMITS.document) for name in RECORDS}
+    if (request.folder.root / LAST).exists():
+        return _again(request.folder, files)
+    how = Walk(spec.platform, spec.effective_limits, request.threads, emit)
+    scan = _scan(request, subjects, how)
+    scan.require()
+    emit(Event("note", "record", message=f"{scan.files} files scanned, nothing found"))
+    files |= _described(spec, read_packages(request.dist / OCI, replace(how, seen=set())))
+    files[PROVENANCE] = _provenance(request, spec, container, subjects, started)
+    digests = {name: hashlib.sha256(data).hexdigest() for name, data in sorted(files.items())}
+    receipt = _receipt(request, spec, subjects, scan, digests, started)
+    return _put(request, files, digests, receipt, subjects)
+
+
+def _read_build(request: RecordRequest, spec: Spec) -> tuple[dict[str, Any], dict[str, str]]:
+    """(``container.json``, archive -> sha256), after every archive was hashed."""
+    if spec.release not in (None, request.folder.release):
+        raise SpecError(
+            "release.name", f"the spec's release is {spec.release}, the folder is {show(str(request.folder.root))}",
+            expected=spec.release, actual=request.folder.release,
+        )  # fmt: skip
+    source = ReleaseFolder(request.dist)
+    container, portable = (source.document(name) for name in ("container.json", "portable.json"))
+    if not isinstance(container, dict) or not isinstance(portable, dict):
+        raise SpecError("record.build", f"{show(str(request.dist))} holds no finished build", where=str(request.dist))
+    wanted = {"name": spec.name, "tag": spec.tag, "prefix": spec.prefix, "epoch": spec.epoch, "release": spec.release}
+    wrong = [key for key, value in wanted.items() if container.get(key) != value]
+    if wrong:
+        raise SpecError(
+            "record.build", f"{show(str(request.dist))} is a build of another spec: its {wrong[0]} differs",
+            where=str(request.dist), expected=wanted[wrong[0]], actual=container.get(wrong[0]),
+        )  # fmt: skip
+    subjects = source.subjects()
+    missing = sorted({PORTABLE, OCI, DOCKER} - subjects.keys())
+    if missing:
+        raise SpecError("record.build", f"container.json does not name {missing[0]}", where=str(request.dist))
+    for name, sha256 in subjects.items():
+        hash_parts(plan_parts(name, request.dist / name, max_file=1 << 62), sha256)
+    return container, subjects
+
+
+def _scan(request: RecordRequest, subjects: Mapping[str, str], walk: Walk) -> Scan:
+    found = scan_archives([request.dist / name for name in sorted(subjects)], request.allow, walk)
+    records = scan_files([*(request.dist / name for name in RECORDS), request.spec], request.allow)
+    return Scan(found.findings + records.findings, found.files + records.files, found.size + records.size)
+
+
+def _described(spec: Spec, contents: Contents) -> dict[str, bytes]:
+    """Inventories of the tiers, and bills of the tiers and the image."""
+    missing = sorted(spec.tiers.keys() - contents.tiers.keys())
+    tiers = {**contents.tiers, **{name: {"tier": name, "packages": [], "omitted": {}} for name in missing}}
+    out = {f"inventory-{name}.json": inventory_bytes(tier) for name, tier in sorted(tiers.items())}
+    contents.tiers = tiers
+    made = bills(contents, Naming(spec.name, spec.release or spec.tag, spec.epoch))
+    return out | {file_name(name): data for name, data in made.items()}
+
+
+def _provenance(
+    request: RecordRequest, spec: Spec, container: Mapping[str, Any], subjects: Mapping[str, str], started: str
+) -> bytes:
+    made_of, unpinned = materials(spec, request.spec, container)
+    tools = {**tool_versions(), **_libraries(container)}
+    manifest = str((container.get("manifest") or {}).get("digest") or "")
+    named = {**subjects, spec.full_reference: Digest.parse(manifest, "container.json: manifest").hex}
+    run = BuildRun(new_attempt(), started, stamp(), tools)
+    return request.key.sign(provenance(spec, named, made_of, run, unpinned))
+
+
+def _libraries(container: Mapping[str, Any]) -> dict[str, str]:
+    compression = (container.get("tools") or {}).get("compression") or {}
+    return {str(name): str(version) for name, version in (compression.get("libraries") or {}).items()}
+
+
+def _receipt(
+    request: RecordRequest, spec: Spec, subjects: Mapping[str, str], scan: Scan, digests: Mapping[str, str], start: str
+) -> Receipt:
+    checks = (
+        Check(name="archives", outcome="pass", details=dict(subjects)),
+        Check(name="secrets", outcome="pass", details={"files": scan.files, "bytes": scan.size,
+                                                       "allowed": dict(request.allow.allow_paths)}),
+    )  # fmt: skip
+    return Receipt.model_validate(
+        {
+            "release": request.folder.release, "stage": "record", "attempt": new_attempt(), "engine": engine_name(),
+            "spec": spec_sha256(spec), "tools": tool_versions("cyclonedx-python-lib"), "host": this_host(),
+            "started": start, "finished": stamp(), "checks": checks, "details": {"files": dict(digests)},
+        }
+    )  # fmt: skip
+
+
+def _put(
+    request: RecordRequest, files: Mapping[str, bytes], digests: Mapping[str, str], receipt: Receipt,
+    subjects: Mapping[str, str],
+) -> Recorded:  # fmt: skip
+    """All but one into the folder; the file that makes it a release comes last, after the receipt.
+
+    Without that one, what is there is left from a run that was interrupted, or receipts that came first.
+    """
+    folder = request.folder.create()
+    for name in sorted(files.keys() - {LAST}):
+        replace_file(folder.root / name, files[name])
+    path = write_receipt(folder.receipts, receipt, subjects, request.key)
+    folder.add(LAST, files[LAST])
+    return Recorded(folder.root, digests, path)
+
+
+def _again(folder: ReleaseFolder, files: Mapping[str, bytes]) -> Recorded:
+    """The folder that is there, if it is of this build.
+
+    Raises:
+        ConflictError: ``release.exists``.
+    """
+    for name, data in sorted(files.items()):
+        path = folder.root / name
+        if not path.is_file() or read_file(path, len(data)) != data:
+            raise ConflictError(
+                "release.exists", f"{show(str(path))} is of another build; a release is never rewritten",
+                where=str(path),
+            )  # fmt: skip
+    kept = sorted(p for p in folder.root.iterdir() if p.is_file())
+    digests = {p.name: hashlib.sha256(read_file(p, 16 * DEFAULT_LIMITS.document)).hexdigest() for p in kept}
+    return Recorded(folder.root, digests, None, again=True)
+
+
+__all__ = ["RecordRequest", "Recorded", "record"]
