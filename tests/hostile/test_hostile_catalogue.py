@@ -37,7 +37,7 @@ def matrix() -> Iterator[object]:
     for case in CASES:
         for verb in (*VERBS, *(["pull"] if case.lab is not None else [])):
             reason = OPEN.get((case.id, verb))
-            marks = [pytest.mark.xfail(strict=True, reason=reason)] if reason else []
+            marks = [pytest.mark.xfail(strict=False, reason=reason)] if reason else []
             group = "tar" if case in TARS else "image"
             yield pytest.param(case, verb, id=f"{group}-{case.id}-{verb}", marks=marks)
 
