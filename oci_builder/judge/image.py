@@ -8,6 +8,7 @@ from typing import Any
 from oci_builder.judge.contents import Member
 from oci_builder.judge.graph import Graph
 from oci_builder.judge.layer import LayerFacts
+from oci_builder.judge.treelog import judge_tree
 from oci_builder.model import media
 from oci_builder.model.documents import Descriptor, ImageConfig
 from oci_builder.model.errors import show
@@ -120,9 +121,10 @@ def check_layers(graph: Graph, image: ImageView) -> None:
             findings.warn(code, where, message)
         _check_diff_id(graph, image, index, facts, where)
         _check_rules(graph, image, index, facts, where)
-        _check_links(graph, facts, lower, where, _is_ours(image, index))
+        _check_links(graph, facts, lower, where, graph.options.strict and _is_ours(image, index))
         lower.append(facts)
         total += facts.tar_size
+    _check_tree(graph, image, lower)
     most = graph.options.limits.image_size
     if total > most:
         findings.error("limit.image", image.where, f"{total} bytes uncompressed", expected=f"<= {most}", status=4)
@@ -157,18 +159,25 @@ def _check_rules(graph: Graph, image: ImageView, index: int, facts: LayerFacts, 
 
 
 def _check_links(graph: Graph, facts: LayerFacts, lower: list[LayerFacts], where: str, ours: bool) -> None:
+    """What is legal of hard links, and not how ours are: into a lower layer, and before their target."""
     for name, target in facts.open_links:
         shown = f"{show(name)} -> {show(target)}"
         if any(layer.names.knows(target) for layer in lower):
-            if ours and graph.options.strict:
+            if ours:
                 message = "a hard link into a lower layer; ours never cross layers"
                 graph.findings.error("entry.link_target", where, f"{shown}: {message}", status=4)
         elif facts.names.knows(target):
-            judge = graph.findings.judge(ours and graph.options.strict)
-            judge("entry.link_target", where, f"{shown}: a hard link before its target")
-        else:
-            message = "a hard link to a file in no layer"
-            graph.findings.error("entry.link_target", where, f"{shown}: {message}", actual=shown, status=4)
+            graph.findings.judge(ours)("entry.link_target", where, f"{shown}: a hard link before its target")
+
+
+def _check_tree(graph: Graph, image: ImageView, layers: list[LayerFacts]) -> None:
+    """The tree that the layers make together, where each of them could be read."""
+    if any(facts.diff_id is None or facts.problems for facts in layers):
+        return
+    logs = [(facts.log, facts.names, bool(facts.open_links)) for facts in layers]
+    problem = judge_tree(logs, image.where, graph.options.limits)
+    if problem is not None:
+        graph.findings.take(problem)
 
 
 def layer_of(graph: Graph, descriptor: Descriptor, where: str) -> Member | None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import posixpath
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from oci_builder.judge.hashing import Hashers, SideHash
 from oci_builder.judge.options import JudgeOptions
+from oci_builder.judge.treelog import TreeLog
 from oci_builder.model.digest import Digest
 from oci_builder.model.errors import FormatError, OciBuilderError, PolicyError, show
+from oci_builder.rootfs.apply_nodes import STANDARD_NODES
+from oci_builder.rootfs.whiteout import hidden_by
 from oci_builder.wire.compress import Compression, MemberSeen, Options, decode_chunks, sniff
 from oci_builder.wire.compress.gzipframe import is_our_member
 from oci_builder.wire.compress.pull import Pull
@@ -31,6 +33,7 @@ class LayerFacts:
         problems, warnings: of the compression and the tar, for whoever finds that this blob is a layer.
         rule_breaks: what our own layers may not have (devices, setuid), judged only when it is ours.
         names: every name in it.
+        log: its names in order, for the tree that all layers make.
         open_links: hard links to names that are not in it, as (name, target).
         ours: True when its first gzip member is one of ours.
     """
@@ -42,6 +45,7 @@ class LayerFacts:
     warnings: list[tuple[str, str]] = field(default_factory=list)
     rule_breaks: list[OciBuilderError] = field(default_factory=list)
     names: NameLedger = field(default_factory=NameLedger)
+    log: TreeLog = field(default_factory=TreeLog)
     open_links: list[tuple[bytes, bytes]] = field(default_factory=list)
     ours: bool = False
 
@@ -125,6 +129,7 @@ def _name_trailing_member(facts: LayerFacts, end: int, last: list[MemberSeen], w
 def _check_entry(entry: TarEntry, where: str, facts: LayerFacts) -> None:
     if len(facts.problems) + len(facts.rule_breaks) > _MOST_KEPT:
         return
+    facts.log.add(entry)
     code = facts.names.note(entry)
     if code == "entry.duplicate":
         facts.problems.append(
@@ -132,27 +137,17 @@ def _check_entry(entry: TarEntry, where: str, facts: LayerFacts) -> None:
         )
     elif code == "entry.link_target" and len(facts.open_links) < _MOST_KEPT:
         facts.open_links.append((entry.name, entry.link))
-    if b".wh." in entry.name:
-        _check_whiteout(entry, where, facts)
-    if entry.kind in (Kind.CHAR, Kind.BLOCK, Kind.FIFO):
+    try:
+        hidden_by(entry, where)
+    except PolicyError as error:
+        facts.problems.append(error)
+    if entry.kind is Kind.BLOCK or (entry.kind is Kind.CHAR and (entry.major, entry.minor) not in STANDARD_NODES):
+        what = f"device {entry.major}:{entry.minor} is not one of the standard ones"
+        facts.problems.append(_breaks("entry.device", what, entry, where))
+    elif entry.kind in (Kind.CHAR, Kind.FIFO):
         facts.rule_breaks.append(_breaks("entry.device", f"a {entry.kind} entry", entry, where))
     elif entry.mode & 0o6000 and entry.kind is Kind.FILE:
         facts.rule_breaks.append(_breaks("entry.mode", "a setuid or setgid file", entry, where))
-
-
-def _check_whiteout(entry: TarEntry, where: str, facts: LayerFacts) -> None:
-    parent, base = posixpath.split(entry.name)
-    what = ""
-    if any(part.startswith(b".wh.") for part in parent.split(b"/")):
-        what = "an entry below a whiteout"
-    elif base in (b".wh.", b".wh..", b".wh..."):
-        what = "a whiteout of nothing, or of the folder itself"
-    elif base.startswith(b".wh..wh.") and base != b".wh..wh..opq":
-        what = "a reserved whiteout name"
-    elif base.startswith(b".wh.") and (entry.kind is not Kind.FILE or entry.size):
-        what = "a whiteout that is not an empty file"
-    if what:
-        facts.problems.append(_breaks("entry.whiteout", what, entry, where))
 
 
 def _breaks(code: str, what: str, entry: TarEntry, where: str) -> PolicyError:

@@ -23,9 +23,18 @@ class NameLedger:
         self._no_target: set[bytes] = set()
         self._below = tuple(below)
 
+    @staticmethod
+    def key(name: bytes) -> bytes:
+        """A name's eight bytes, which differ from process to process."""
+        return blake2b(name, digest_size=8, key=_SALT).digest()
+
+    def has_other_than_folders(self, keys: set[bytes]) -> bool:
+        """Whether something that is no folder was seen here under a name with one of these keys."""
+        return any(key not in self._no_target for key in self._seen & keys)
+
     def note(self, entry: TarEntry) -> str | None:
         """Record an entry; returns ``entry.duplicate`` or ``entry.link_target`` when it is one of those."""
-        key = _key(entry.name)
+        key = self.key(entry.name)
         twice = key in self._seen
         to_itself = entry.kind is Kind.HARDLINK and entry.link == entry.name
         if to_itself and self.knows(entry.name):
@@ -41,9 +50,5 @@ class NameLedger:
 
     def knows(self, name: bytes) -> bool:
         """Whether something that a hard link can point at was seen under this name, here or below."""
-        key = _key(name)
+        key = self.key(name)
         return (key in self._seen and key not in self._no_target) or any(below.knows(name) for below in self._below)
-
-
-def _key(name: bytes) -> bytes:
-    return blake2b(name, digest_size=8, key=_SALT).digest()
