@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -10,41 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from oci_builder.model.digest import Digest
-from oci_builder.model.errors import SpecError, show
 from oci_builder.model.events import Emit, silent
-from oci_builder.model.limits import DEFAULT_LIMITS
-from oci_builder.model.receipts import Check, Receipt
-from oci_builder.release.files import create_exclusively, read_file
-from oci_builder.release.folder import ReleaseFolder
-from oci_builder.release.host import engine_name, new_attempt, stamp, this_host, tool_versions
-from oci_builder.release.parts import MAX_FILE, PART_SIZE, Part, checksums, hash_parts, plan_parts
-from oci_builder.release.publish import HubTarget, commit_files, readme
-from oci_builder.release.receipts import make_statement, receipt_name
-from oci_builder.release.signing import SigningKey
+from oci_builder.model.receipts import Check
+from oci_builder.release.delivery import Judge, Publication, delivery_receipt, keep, refuse_secrets
+from oci_builder.release.folder import QUALIFICATION
+from oci_builder.release.host import stamp, utc_now
+from oci_builder.release.parts import Part, checksums, hash_parts, plan_parts
+from oci_builder.release.publish import Card, HubTarget, commit_files, readme
 
-_RECORDS = ("portable.json", "container.json", "qualification.json")
-
-
-@dataclass(frozen=True, slots=True)
-class Publication:
-    """What is to be published.
-
-    Attributes:
-        folder: the release folder (records, receipts, SBOMs); its name is the release id.
-        archives: folder with the archives that its records name.
-        helper: ``ensure_runtime.sh``; its digest is in the delivery receipt.
-        key: signs the delivery receipt.
-        max_file, part_size: bytes; larger files are split.
-        notes: what was not tested, for the dataset card.
-    """
-
-    folder: ReleaseFolder
-    archives: Path
-    helper: Path
-    key: SigningKey
-    max_file: int = MAX_FILE
-    part_size: int = PART_SIZE
-    notes: Sequence[str] = ()
+_RECORDS = ("portable.json", "container.json", "provenance.json", "readiness.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +30,7 @@ class Delivery:
 
 
 def publish(what: Publication, target: HubTarget, emit: Emit = silent) -> Delivery:
-    """Publish a release: sizes first, then digests, then the payload, then the card and the delivery receipt.
+    """Publish a release: sizes, digests, secrets; then the payload; then delivery receipt, verdict and card.
 
     A run that was interrupted is repeated as it is: what the Hub has is not sent again. Each success leaves a receipt
     of its own.
@@ -65,38 +38,41 @@ def publish(what: Publication, target: HubTarget, emit: Emit = silent) -> Delive
     Raises:
         SpecError: ``publish.parts``, ``publish.archive`` (an archive that a record names is not there).
         IntegrityError: ``blob.digest``: an archive is not the one of its record, or other bytes came back.
+        PolicyError: ``policy.secret``, ``policy.weights``: nothing was sent.
         ConflictError: ``release.exists``, ``hub.conflict``.
         TransportError: ``auth``, ``http.*``, ``hub.*``, ``io.*``.
     """
     started = stamp()
     wholes, parts = _archive_parts(what)
+    records = _records(what)
+    checks = [refuse_secrets(what, sorted(wholes), [p.source for p in records], emit)]
+    checks += [Check(name="uploaded", outcome="pass"), Check(name="read-back", outcome="pass")]
     with tempfile.TemporaryDirectory(prefix="oci-builder-publish-") as scratch:
-        payload = [*parts, *_records(what)]
+        payload = [*parts, *records]
         sums = _inline(Path(scratch), "SHA256SUMS", checksums(wholes, payload))
         message = f"{what.folder.release}: archives and records"
         done = commit_files(target, _under(what, [*payload, sums]), message, emit)
-        data = _delivery(what, target, done, wholes, payload, started)
-        receipt = what.folder.receipts / data[0]
-        create_exclusively(receipt, data[1])
-        card = readme(what.folder.release, _under(what, payload), done["commit"], wholes, what.notes)
+        details = {
+            "repository": target.repo, "endpoint": done["endpoint"], "commit": done["commit"],
+            "files": [p.to_json() for p in _under(what, payload)],
+        }  # fmt: skip
+        name, envelope = delivery_receipt(what, wholes, checks, details, started)
+        receipt = keep(what, name, envelope, utc_now())
+        card = readme(_card(what, done["commit"], wholes), _under(what, payload))
         last = [
-            *_under(what, [_inline(Path(scratch), f"receipts/{data[0]}", data[1])]),
+            *_under(what, [_inline(Path(scratch), f"receipts/{name}", envelope), *_verdict(what)]),
             replace(_inline(Path(scratch), "README.md", card), replace=True),
         ]
-        final = commit_files(target, last, f"{what.folder.release}: delivery receipt and card", emit)
+        final = commit_files(target, last, f"{what.folder.release}: delivery receipt, verdict and card", emit)
     return Delivery(done["commit"], final["commit"], receipt)
 
 
 def _archive_parts(what: Publication) -> tuple[dict[str, str], list[Part]]:
     recorded = what.folder.subjects()
-    planned = {}
-    for name in recorded:
-        source = what.archives / name
-        if not source.is_file():
-            raise SpecError(
-                "publish.archive", f"{show(str(source))} is not there; the records name it", where=str(source)
-            )
-        planned[name] = plan_parts(name, source, max_file=what.max_file, part_size=what.part_size)
+    planned = {
+        name: plan_parts(name, what.archive(name), max_file=what.max_file, part_size=what.part_size)
+        for name in recorded
+    }  # fmt: skip
     parts: list[Part] = []
     for name, plan in planned.items():
         parts += hash_parts(plan, recorded[name])[1]
@@ -104,17 +80,27 @@ def _archive_parts(what: Publication) -> tuple[dict[str, str], list[Part]]:
 
 
 def _records(what: Publication) -> list[Part]:
+    """Everything of the release that is final; the verdict, which changes as receipts come in, goes with the card."""
     root = what.folder.root
     found = [root / name for name in _RECORDS if (root / name).is_file()]
     found += sorted(p for pattern in ("*.cdx.json", "inventory*.json") for p in root.glob(pattern))
     parts = [(path.name, path) for path in found] + [(what.helper.name, what.helper)]
     parts += [(f"receipts/{p.name}", p) for p in sorted(what.folder.receipts.glob("*.json"))]
-    out = []
-    for name, path in parts:
-        planned = plan_parts(name, path)
-        # The verdict changes as receipts come in; everything else of a release is final.
-        out += [replace(p, replace=path.name == "qualification.json") for p in hash_parts(planned)[1]]
-    return out
+    return [part for name, path in parts for part in hash_parts(plan_parts(name, path))[1]]
+
+
+def _verdict(what: Publication) -> list[Part]:
+    path = what.folder.root / QUALIFICATION
+    if not path.is_file():
+        return []
+    return [replace(part, replace=True) for part in hash_parts(plan_parts(path.name, path))[1]]
+
+
+def _card(what: Publication, commit: str, wholes: dict[str, str]) -> Card:
+    said: dict[str, Any] = what.folder.recorded() or {}
+    gates = {str(g["name"]): str(g["state"]) for g in said.get("gates", ())}
+    notes = (*what.notes, *(str(line) for line in said.get("not_tested", ())))
+    return Card(what.folder.release, commit, wholes, tuple(dict.fromkeys(notes)), str(said.get("state", "")), gates)
 
 
 def _inline(scratch: Path, name: str, data: bytes) -> Part:
@@ -127,30 +113,4 @@ def _under(what: Publication, parts: Sequence[Part]) -> list[Part]:
     return [replace(part, name=f"{what.folder.release}/{part.name}") for part in parts]
 
 
-def _delivery(
-    what: Publication,
-    target: HubTarget,
-    done: dict[str, Any],
-    wholes: dict[str, str],
-    parts: Sequence[Part],
-    start: str,
-) -> tuple[str, bytes]:
-    """(file name, envelope) of the delivery receipt."""
-    helper = hashlib.sha256(read_file(what.helper, DEFAULT_LIMITS.document)).hexdigest()
-    details = {
-        "repository": target.repo, "endpoint": done["endpoint"], "commit": done["commit"],
-        "files": [p.to_json() for p in _under(what, parts)], "helper": {"name": what.helper.name, "sha256": helper},
-    }  # fmt: skip
-    receipt = Receipt.model_validate(
-        {
-            "release": what.folder.release, "stage": "publish", "attempt": new_attempt(), "engine": engine_name(),
-            "tools": tool_versions("huggingface_hub"), "host": this_host(), "started": start, "finished": stamp(),
-            "checks": (Check(name="uploaded", outcome="pass"), Check(name="read-back", outcome="pass")),
-            "details": details,
-        }
-    )  # fmt: skip
-    envelope = what.key.sign(make_statement(receipt, wholes))
-    return receipt_name(receipt, envelope), envelope
-
-
-__all__ = ["Delivery", "HubTarget", "Publication", "publish"]
+__all__ = ["Delivery", "HubTarget", "Judge", "Publication", "publish"]

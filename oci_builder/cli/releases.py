@@ -1,9 +1,8 @@
-"""Commands about evidence: key, receipt, qualification, repack, publish, report, sbom."""
+"""Commands about evidence: key, receipt, qualification, repack, report; with those of ``publishing``."""
 
 from __future__ import annotations
 
 import json
-import os
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,14 +18,7 @@ from oci_builder.cli.common import (
     say,
     write_json,
 )
-from oci_builder.model.errors import SpecError
-
-RELEASE = click.argument("release", type=ARCHIVE)
-SPEC = click.option("--spec", "spec_path", type=ARCHIVE, default=Path("spec.json"), show_default=True)
-TRUST = click.option(
-    "--trust", type=ARCHIVE, default=Path("releases/trust.json"), show_default=True, help="Trusted keys."
-)
-KEY = click.option("--key", type=ARCHIVE, required=True, help="Private key file (0600).")
+from oci_builder.cli.publishing import KEY, PUBLISHING_COMMANDS, RELEASE, SPEC, TRUST
 
 
 def _now() -> datetime:
@@ -158,58 +150,4 @@ def repack(
     say(f"portable sha256:{done.sha256}; the old build is in {done.previous}; receipt {done.receipt}")
 
 
-@click.command()
-@RELEASE
-@click.option("--archives", type=ARCHIVE, default=Path("dist"), show_default=True, help="Folder of the archives.")
-@click.option("--helper", type=ARCHIVE, required=True, help="ensure_runtime.sh as it is shipped.")
-@click.option("--repo", required=True, help="Dataset, OWNER/NAME.")
-@click.option("--endpoint", default="", show_default="the client's")
-@KEY
-@pass_settings
-def publish(
-    settings: Settings, release: Path, archives: Path, helper: Path, repo: str, endpoint: str, key: Path
-) -> None:
-    """Publish RELEASE to a Hugging Face dataset; the token is taken from HF_TOKEN."""
-    from oci_builder.publish import Publication
-    from oci_builder.publish import publish as run
-    from oci_builder.release.folder import ReleaseFolder
-    from oci_builder.release.publish import HubTarget
-    from oci_builder.release.signing import load_key
-
-    if not os.environ.get("HF_TOKEN"):
-        raise SpecError("spec.token", "set HF_TOKEN to a token that may write to the dataset")
-    what = Publication(ReleaseFolder(release), archives, helper, load_key(key))
-    with settings.emitting() as emit:
-        done = run(what, HubTarget(repo, endpoint=endpoint), emit)
-    say(f"commit {done.commit}, card {done.card_commit}, receipt {done.receipt}")
-
-
-@click.command()
-@click.argument("subject", type=ARCHIVE)
-@click.option("--tier", default="", help="Print this tier's document, not the image's.")
-@click.option("--out", type=ARCHIVE, default=None, help="Write image.cdx.json and TIER.cdx.json into it.")
-@click.option("--name", default="", help="What the image is called; default: as its labels say.")
-@click.option("--version", "version", default="", help="Its version; default: as its labels say.")
-@click.option("--epoch", type=int, default=None, help="Time of the documents; default: the image's.")
-@click.option("--platform", default="linux/amd64", show_default=True, help="Which image of an index.")
-@pass_settings
-def sbom(
-    settings: Settings, subject: Path, tier: str, out: Path | None, name: str, version: str, epoch: int | None,
-    platform: str,
-) -> None:  # fmt: skip
-    """CycloneDX bills of materials of SUBJECT (archive, layout, folder): the image's, or each tier's.
-
-    Packages are read from the files that are there; what a tier's own inventory adds is used where it agrees.
-    """
-    from oci_builder.sbom import BillOptions, choose, make_bills, write_bills
-
-    with settings.emitting() as emit:
-        made = make_bills(subject, BillOptions(name, version, epoch, platform), emit)
-    if out is None:
-        sys.stdout.buffer.write(choose(made, tier or "image"))
-        return
-    for path in write_bills({tier: choose(made, tier)} if tier else made, out):
-        say(str(path))
-
-
-RELEASE_COMMANDS: tuple[click.Command, ...] = (key, receipt, qualification, report, repack, publish, sbom)
+RELEASE_COMMANDS: tuple[click.Command, ...] = (key, receipt, qualification, report, repack, *PUBLISHING_COMMANDS)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,7 @@ from oci_builder.release.parts import Part
 _OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE")
 _ROOT = Path(__file__).resolve().parents[2]
 _CLASSES = {
-    name: kind
-    for name, kind in vars(errors).items()
-    if isinstance(kind, type) and issubclass(kind, OciBuilderError)
+    name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, OciBuilderError)
 }
 
 
@@ -164,31 +162,61 @@ def _raised(error: Any, tail: str, status: int) -> OciBuilderError:
     return kind(str(error.get("code")), str(error.get("message")), **(error.get("fields") or {}))
 
 
-def readme(release: str, parts: Sequence[Part], commit: str, wholes: Mapping[str, str], notes: Sequence[str]) -> bytes:
-    """The dataset card: what there is, its digests, how to join and check it, and what was not tested."""
+@dataclass(frozen=True, slots=True)
+class Card:
+    """What a dataset card says.
+
+    Attributes:
+        commit: where the files are.
+        wholes: archive -> sha256 of the whole.
+        notes: what was not tested.
+        state, gates: the verdict; an empty state means that none was recorded.
+    """
+
+    release: str
+    commit: str
+    wholes: Mapping[str, str]
+    notes: Sequence[str] = ()
+    state: str = ""
+    gates: Mapping[str, str] = field(default_factory=dict)
+
+
+def readme(card: Card, parts: Sequence[Part]) -> bytes:
+    """The dataset card: what there is, how far it was proved, its digests, and how to join and check it."""
     rows = "\n".join(f"| `{p.name}` | {p.size:,} | `{p.sha256}` |" for p in parts)
-    joined = [n for n in wholes if n not in {p.name for p in parts}]
-    joins = "\n".join(f"cat {n}.part* > {n} && echo '{wholes[n]}  {n}' | sha256sum --check" for n in joined)
     names = {PORTABLE: "portable archive", OCI: "OCI image archive", DOCKER: "docker load archive"}
-    listed = "\n".join(f"- `{n}`: {names.get(n, 'file')}, sha256 `{s}`" for n, s in wholes.items())
+    listed = "\n".join(f"- `{n}`: {names.get(n, 'file')}, sha256 `{s}`" for n, s in card.wholes.items())
     text = f"""---
 license: other
 tags:
 - container
 ---
 
-# {release}
+# {card.release}
+
+{_proved(card)}
 
 {listed}
 
-All of it is at commit `{commit}`. Download at that commit, not at a branch, and compare the digests before use.
+All of it is at commit `{card.commit}`. Download at that commit, not at a branch, and compare the digests before use.
 
 | file | bytes | sha256 |
 | --- | ---: | --- |
 {rows}
 """
-    if joins:
+    joined = [n for n in card.wholes if f"{card.release}/{n}" not in {p.name for p in parts}]
+    if joined:
+        joins = "\n".join(f"cat {n}.part* > {n} && echo '{card.wholes[n]}  {n}' | sha256sum --check" for n in joined)
         text += f"\nLarge archives are split; join them with:\n\n```sh\n{joins}\n```\n"
-    if notes:
-        text += "\nNot tested:\n\n" + "\n".join(f"- {n}" for n in notes) + "\n"
+    if card.notes:
+        text += "\nNot tested:\n\n" + "\n".join(f"- {n}" for n in card.notes) + "\n"
     return text.encode()
+
+
+def _proved(card: Card) -> str:
+    if not card.state:
+        return "Not judged: no verdict was recorded when this was published."
+    met = [name for name, state in card.gates.items() if state == "met"]
+    text = f"State when published: **{card.state}**. {len(met)} of {len(card.gates)} gates met"
+    rest = [f"`{name}` is {state}" for name, state in card.gates.items() if state != "met"]
+    return text + (": " + ", ".join(rest) if rest else "") + "."

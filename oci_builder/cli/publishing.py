@@ -1,0 +1,159 @@
+"""Commands that bring a release together and send it out: record, publish, sbom."""
+
+from __future__ import annotations
+
+import os
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from oci_builder.cli.common import ARCHIVE, Settings, json_option, pass_settings, say, write_json
+from oci_builder.model.errors import SpecError
+
+if TYPE_CHECKING:
+    from oci_builder.release.delivery import Publication
+
+RELEASE = click.argument("release", type=ARCHIVE)
+SPEC = click.option("--spec", "spec_path", type=ARCHIVE, default=Path("spec.json"), show_default=True)
+TRUST = click.option(
+    "--trust", type=ARCHIVE, default=Path("releases/trust.json"), show_default=True, help="Trusted keys."
+)
+KEY = click.option("--key", type=ARCHIVE, required=True, help="Private key file (0600).")
+ALLOW = click.option(
+    "--allow", type=ARCHIVE, default=None, help="What the secrets scan lets through (JSON), each with its reason."
+)
+
+
+@click.command()
+@click.argument("dist", type=ARCHIVE)
+@RELEASE
+@SPEC
+@TRUST
+@KEY
+@ALLOW
+@json_option
+@pass_settings
+def record(
+    settings: Settings, dist: Path, release: Path, spec_path: Path, trust: Path, key: Path, allow: Path | None,
+    json_file: str | None,
+) -> None:  # fmt: skip
+    """Make the folder RELEASE from a finished build in DIST: records, inventories, SBOMs, provenance, verdict."""
+    from oci_builder.qualification import Rules, update_release
+    from oci_builder.record import RecordRequest
+    from oci_builder.record import record as run
+    from oci_builder.release.folder import ReleaseFolder
+    from oci_builder.release.scan import read_allowed
+    from oci_builder.release.signing import load_key
+
+    rules = Rules.load(spec_path, trust)
+    request = RecordRequest(dist, ReleaseFolder(release), spec_path, load_key(key), read_allowed(allow))
+    with settings.emitting() as emit:
+        done = run(request, emit)
+    verdict = update_release(release, rules, datetime.now(UTC))
+    made: dict[str, Any] = {"folder": str(done.folder), "files": dict(done.files), "again": done.again}
+    write_json({**made, "state": verdict["state"]}, json_file)
+    if json_file != "-":
+        say(f"{done.folder}: {'as it was' if done.again else f'{len(done.files)} files'}, {verdict['state']}")
+
+
+@click.command()
+@RELEASE
+@click.option("--archives", type=ARCHIVE, default=Path("dist"), show_default=True, help="Folder of the archives.")
+@click.option("--helper", type=ARCHIVE, required=True, help="ensure_runtime.sh as it is shipped.")
+@click.option("--repo", default="", help="Hugging Face dataset, OWNER/NAME; the token is taken from HF_TOKEN.")
+@click.option("--to-registry", "reference", default="", help="NAME:TAG in an OCI registry.")
+@click.option("--endpoint", default="", show_default="the client's", help="Another Hub.")
+@click.option("--plain-http", is_flag=True, help="Speak HTTP to the registry; loopback addresses need no flag.")
+@SPEC
+@TRUST
+@KEY
+@ALLOW
+@json_option
+@pass_settings
+def publish(
+    settings: Settings, release: Path, archives: Path, helper: Path, repo: str, reference: str, endpoint: str,
+    plain_http: bool, spec_path: Path, trust: Path, key: Path, allow: Path | None, json_file: str | None,
+) -> None:  # fmt: skip
+    """Publish RELEASE to a Hugging Face dataset, or to an OCI registry with its evidence as referrers.
+
+    Nothing is sent before every file was scanned for credentials and weights. What arrived is read back by hash, and
+    the delivery receipt goes into RELEASE, whose verdict is recorded anew.
+    """
+    if bool(repo) == bool(reference):
+        raise click.UsageError("one of --repo and --to-registry")
+    what = _publication(release, archives, helper, (spec_path, trust, key, allow))
+    with settings.emitting() as emit:
+        done = _to_registry(what, reference, plain_http, emit) if reference else _to_hub(what, repo, endpoint, emit)
+    write_json(done, json_file)
+    if json_file != "-":
+        for name, value in done.items():
+            say(f"{name} {', '.join(value) if isinstance(value, list) else value}")
+
+
+def _publication(
+    release: Path, archives: Path, helper: Path, rest: tuple[Path, Path, Path, Path | None]
+) -> Publication:
+    from oci_builder.qualification import Rules
+    from oci_builder.release.delivery import Judge, Publication
+    from oci_builder.release.folder import ReleaseFolder
+    from oci_builder.release.scan import read_allowed
+    from oci_builder.release.signing import load_key
+
+    spec_path, trust, key, allow = rest
+    if not release.is_dir():
+        raise SpecError("release.folder", f"{release} is no release folder; oci-builder record makes one")
+    rules = Rules.load(spec_path, trust)
+    judge = Judge(rules.gates, rules.policy, rules.spec)
+    signer, allowed = load_key(key), read_allowed(allow)
+    return Publication(ReleaseFolder(release), archives, helper, signer, allow=allowed, judge=judge)
+
+
+def _to_hub(what: Publication, repo: str, endpoint: str, emit: Any) -> dict[str, Any]:
+    from oci_builder.publish import publish as run
+    from oci_builder.release.publish import HubTarget
+
+    if not os.environ.get("HF_TOKEN"):
+        raise SpecError("spec.token", "set HF_TOKEN to a token that may write to the dataset")
+    done = run(what, HubTarget(repo, endpoint=endpoint), emit)
+    return {"commit": done.commit, "card": done.card_commit, "receipt": str(done.receipt)}
+
+
+def _to_registry(what: Publication, reference: str, plain_http: bool, emit: Any) -> dict[str, Any]:
+    from oci_builder.publish_registry import publish_registry
+    from oci_builder.transports.registry_policy import RegistryOptions
+
+    return publish_registry(what, reference, RegistryOptions(plain_http=plain_http), emit).to_json()
+
+
+@click.command()
+@click.argument("subject", type=ARCHIVE)
+@click.option("--tier", default="", help="Print this tier's document, not the image's.")
+@click.option("--out", type=ARCHIVE, default=None, help="Write image.cdx.json and TIER.cdx.json into it.")
+@click.option("--name", default="", help="What the image is called; default: as its labels say.")
+@click.option("--version", "version", default="", help="Its version; default: as its labels say.")
+@click.option("--epoch", type=int, default=None, help="Time of the documents; default: the image's.")
+@click.option("--platform", default="linux/amd64", show_default=True, help="Which image of an index.")
+@pass_settings
+def sbom(
+    settings: Settings, subject: Path, tier: str, out: Path | None, name: str, version: str, epoch: int | None,
+    platform: str,
+) -> None:  # fmt: skip
+    """CycloneDX bills of materials of SUBJECT (archive, layout, folder): the image's, or each tier's.
+
+    Packages are read from the files that are there; what a tier's own inventory adds is used where it agrees.
+    """
+    from oci_builder.sbom import BillOptions, choose, make_bills, write_bills
+
+    with settings.emitting() as emit:
+        made = make_bills(subject, BillOptions(name, version, epoch, platform), emit)
+    if out is None:
+        sys.stdout.buffer.write(choose(made, tier or "image"))
+        return
+    for path in write_bills({tier: choose(made, tier)} if tier else made, out):
+        say(str(path))
+
+
+PUBLISHING_COMMANDS: tuple[click.Command, ...] = (record, publish, sbom)
