@@ -7,7 +7,6 @@ import stat
 from bisect import bisect_right
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
-from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from oci_builder.judge.contents import Contents, Intake
 from oci_builder.judge.hashing import Hashers, SideHash
 from oci_builder.judge.options import Findings, JudgeOptions
 from oci_builder.judge.sameness import Known, Segment, Shared
-from oci_builder.model.errors import FormatError, OciBuilderError, TransportError, show
+from oci_builder.model.errors import FormatError, OciBuilderError, PolicyError, TransportError, show
 from oci_builder.model.events import Event
 from oci_builder.wire.compress import MemberSeen, Options, decode_chunks, sniff
 from oci_builder.wire.source import FileRange
@@ -161,13 +160,14 @@ class _OuterTar:
 
         def seen(member: MemberSeen) -> None:
             contents.written_by_us |= member.ours
-            if not member.ours and len(self._foreign) < limits.archive_members:
+            if not member.ours and len(self._foreign) < options.limits.archive_members:
                 self._foreign.append((position + member.data_offset, segment.start + member.offset))
 
-        limits = replace(options.limits, layer_size=options.limits.image_size)
         # Before a shared segment nothing may be left over: padding there would hide from the cut.
         strict = options.strict or segment.end < self._source.size
-        how = Options(limits, self._intake.findings.where, options.workers, strict, self._unusual, seen)
+        how = Options(
+            options.limits, self._intake.findings.where, options.workers, strict, self._unusual, seen, "image_size"
+        )
         return decode_chunks(raw, contents.outer, how)
 
     def _place_foreign_members(self) -> None:
@@ -189,7 +189,8 @@ class _OuterTar:
             findings.error("archive.duplicate", shown, "two members of this name: readers differ in which they take")
             return
         if len(contents.members) >= self._intake.options.limits.archive_members:
-            raise FormatError("limit.members", f"{findings.where}: more than {len(contents.members)} members")
+            most = f"{findings.where}: more than {len(contents.members)} members"
+            raise PolicyError("limit.members", most, where=findings.where)
         if entry.kind is Kind.SYMLINK:
             contents.links[name] = _target(name, entry.link)
             return

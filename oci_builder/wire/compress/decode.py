@@ -20,13 +20,14 @@ class Options:
     """How to decode.
 
     Attributes:
-        limits: ``layer_size`` always, ``ratio`` past ``ratio_floor``, ``zstd_window``.
+        limits: ``layer_size`` (or ``bound``) always, ``ratio`` past ``ratio_floor``, ``zstd_window``.
         where: what is read, for messages.
         threads: 1 reads serially; more inflate members of ours and frames of known size in parallel, with the same
             bytes and the same errors.
         strict: refuse NUL padding after the last gzip member, which is otherwise a warning.
         warn: takes ``(code, message)``.
         on_member: takes each gzip member or zstd frame when it has ended well.
+        bound: which field of the limits bounds the output: a whole archive's is ``image_size``.
     """
 
     limits: Limits
@@ -35,6 +36,7 @@ class Options:
     strict: bool = False
     warn: Warn | None = None
     on_member: OnMember | None = None
+    bound: str = "layer_size"
 
 
 def sniff(head: bytes | memoryview) -> Compression:
@@ -70,9 +72,9 @@ def decode_chunks(
         FormatError: ``gzip.header``, ``gzip.data``, ``gzip.crc``, ``gzip.size``, ``gzip.truncated``,
             ``gzip.trailing``; ``zstd.header``, ``zstd.data`` (also a wrong checksum), ``zstd.window``,
             ``zstd.dictionary``, ``zstd.truncated``, ``zstd.trailing``.
-        PolicyError: ``limit.layer``, ``limit.ratio``.
+        PolicyError: ``limit.layer`` (or ``limit.image``), ``limit.ratio``.
     """
-    budget = Budget(options.limits, options.where, options.on_member)
+    budget = Budget(options.limits, options.where, options.on_member, options.bound)
     warn = options.warn or _nothing
     match compression:
         case "gzip":

@@ -35,13 +35,20 @@ class MemberSeen:
 
 
 class Budget:
-    """Counts uncompressed bytes against the limits of one layer, and reports members as they end."""
+    """Counts uncompressed bytes against the limits of one layer (or of a whole image), and reports members as they end.
 
-    __slots__ = ("limits", "on_member", "spent", "where")
+    ``bound`` is the field of the limits that bounds the output, ``layer_size`` or ``image_size``.
+    """
 
-    def __init__(self, limits: Limits, where: str, on_member: OnMember | None = None) -> None:
+    __slots__ = ("bound", "limits", "most", "on_member", "spent", "where")
+
+    def __init__(
+        self, limits: Limits, where: str, on_member: OnMember | None = None, bound: str = "layer_size"
+    ) -> None:
         self.limits = limits
         self.where = where
+        self.bound = bound
+        self.most: int = getattr(limits, bound)
         self.spent = 0
         self.on_member = on_member
 
@@ -54,15 +61,16 @@ class Budget:
         """Count ``size`` bytes of output.
 
         Raises:
-            PolicyError: ``limit.layer``.
+            PolicyError: ``limit.layer``, or ``limit.image``.
         """
         self.spent += size
-        if self.spent > self.limits.layer_size:
+        if self.spent > self.most:
+            what = self.bound.partition("_")[0]
             raise PolicyError(
-                "limit.layer",
-                f"{self.where}: more than {self.limits.layer_size} bytes uncompressed; raise limits.layer_size if"
-                " this layer is really meant to be so large",
-                where=self.where, expected=f"<= {self.limits.layer_size}", actual=self.spent,
+                f"limit.{what}",
+                f"{self.where}: more than {self.most} bytes uncompressed; raise limits.{self.bound} if"
+                f" this {what} is really meant to be so large",
+                where=self.where, expected=f"<= {self.most}", actual=self.spent,
             )  # fmt: skip
 
     def check_ratio(self, packed: int) -> None:
