@@ -66,3 +66,19 @@ def run_check(*argv: str, isolated: bool = True, **env: str) -> tuple[int, dict[
     given = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "PYTHONDONTWRITEBYTECODE": "1", **env}
     done = subprocess.run(command, capture_output=True, text=True, env=given, timeout=60)
     return done.returncode, json.loads(done.stdout.rstrip().splitlines()[-1])
+
+
+def write_inventory(path: Path, packages: dict[str, str], omitted: dict[str, str] | None = None) -> Path:
+    """An inventory as a build writes it."""
+    listed = [{"name": name, "version": version} for name, version in packages.items()]
+    path.write_text(json.dumps({"tier": "t", "packages": listed, "omitted": omitted or {}}))
+    return path
+
+
+def distribution(folder: Path, name: str, version: str) -> Path:
+    """An installed package with metadata, and a module of its name; the folder for a path."""
+    info = folder / f"{name}-{version}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    (folder / f"{name.replace('-', '_')}.py").write_text(f"__version__ = {version!r}\n")
+    return folder

@@ -11,9 +11,9 @@ from nrl_checks import conditions, gpu
 from nrl_checks.common import Result
 
 
-@pytest.mark.parametrize("check", ["jit", "training", "nccl", "generation"])
+@pytest.mark.parametrize("check", ["jit", "training", "nccl", "generation", "operators --tier vllm --inventory none"])
 def test_without_a_driver_a_gpu_check_fails(check: str) -> None:
-    status, result = run_check(check, NRL_CHECK_LIBCUDA="/nonexistent/libcuda.so.1")
+    status, result = run_check(*check.split(), NRL_CHECK_LIBCUDA="/nonexistent/libcuda.so.1")
     assert status == 1
     assert result["outcome"] == "fail"
     assert "no GPU" in result["reason"]

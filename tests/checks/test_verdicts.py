@@ -10,7 +10,7 @@ from typing import Any
 
 import checks_lab  # noqa: F401
 import pytest
-from nrl_checks import checkpoint, generation, imports, nccl, relocation, training
+from nrl_checks import checkpoint, generation, imports, inventory, nccl, relocation, training
 from nrl_checks.common import CheckFailed, Result
 
 NAMES = sorted(nccl.COLLECTIVES)
@@ -101,13 +101,13 @@ def test_libraries_of_the_own_prefix() -> None:
 def test_versions_must_be_the_inventory_s(tmp_path: Path) -> None:
     path = tmp_path / "inventory.json"
     with pytest.raises(CheckFailed):
-        imports.read_inventory(path)
+        inventory.read(path)
     path.write_text("[]")
     with pytest.raises(CheckFailed):
-        imports.read_inventory(path)
+        inventory.read(path)
     path.write_text(json.dumps({"packages": [{"name": "No_Such.Package", "version": "1"}]}))
     result = Result()
-    imports.compare(result, imports.read_inventory(path))
+    inventory.compare(result, inventory.read(path))
     assert "no-such-package" in "; ".join(result.reasons)
 
 

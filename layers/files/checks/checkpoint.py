@@ -53,4 +53,4 @@ def token_logprobs(model: Any, sequence: list[int], start: int) -> list[float]:
     with torch.no_grad():
         logits = model(ids).logits[0].float().log_softmax(-1)
     targets = ids[0, start:]
-    return logits[start - 1 : -1].gather(1, targets[:, None])[:, 0].tolist()
+    return list(logits[start - 1 : -1].gather(1, targets[:, None])[:, 0].tolist())

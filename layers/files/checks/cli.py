@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from . import generation, imports, jit, nccl, ray_dispatch, relocation, training
+from . import generation, imports, jit, nccl, operators, ray_dispatch, relocation, training
 from .common import Result, finish, guarded
 from .conditions import caches, network
 
@@ -38,12 +38,18 @@ def parser() -> argparse.ArgumentParser:
     one = sub.add_parser("import", help="one module that needs the driver; deferred without one")
     one.add_argument("module", choices=sorted(imports.DRIVER_LINKED))
     one.add_argument("--gpu", action="store_true", help="there must be a GPU: nothing is deferred")
+    one.add_argument("--inventory", default="", help="a module that it leaves out is skipped")
+    one = sub.add_parser("operators", help="compiled operators against plain arithmetic on the CPU")
+    one.add_argument("--tier", required=True, choices=sorted(operators.OPERATORS))
+    one.add_argument("--inventory", required=True)
+    one.add_argument("--only", action="append", default=[], metavar="MODULE")
     one = sub.add_parser("relocation", help="the runtime works from two prefixes")
     one.add_argument("--prefix", action="append", required=True)
     one.add_argument("--tier", default="base")
     sub.add_parser("jit", help="nvcc, Triton, and an extension of torch")
     one = sub.add_parser("training", help="backward and optimizer")
     one.add_argument("--require-flash", action="store_true")
+    one.add_argument("--inventory", default="", help="what is absent must be left out by it")
     one = sub.add_parser("generation", help="vLLM, and its log-probabilities against Hugging Face's")
     one.add_argument("--hf-python", default=sys.executable, help="interpreter of the tier that judges")
     one = sub.add_parser("ray_dispatch", help="one Ray worker a tier, through the overlay")
@@ -70,14 +76,20 @@ def _more(sub: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     one.add_argument("--folder", type=Path, required=True)
 
 
+def driver_linked(options: argparse.Namespace) -> Result:
+    """The check of one module."""
+    return imports.driver_linked(imports.DRIVER_LINKED[options.module], options.gpu, options.inventory)
+
+
 def chosen(options: argparse.Namespace) -> Callable[[], Result] | None:
     """The check that the options name."""
     checks: dict[str, Callable[[], Result]] = {
         "imports": lambda: imports.check(options.tier, options.inventory, options.module, options.gpu),
-        "import": lambda: imports.driver_linked(imports.DRIVER_LINKED[options.module], options.gpu),
+        "import": lambda: driver_linked(options),
         "relocation": lambda: relocation.check(options.prefix, options.tier),
+        "operators": lambda: operators.check(options.tier, options.inventory, options.only),
         "jit": jit.check,
-        "training": lambda: training.check(options.require_flash),
+        "training": lambda: training.check(options.require_flash, options.inventory),
         "generation": lambda: generation.check(options.hf_python),
         "ray_dispatch": lambda: ray_dispatch.check(Path(options.envs)),
         "nccl": lambda: nccl.check(options.ranks, options.at_least, options.nccl_version),

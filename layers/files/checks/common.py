@@ -24,6 +24,7 @@ class Result:
     reasons: list[str] = field(default_factory=list)
     details: dict[str, Any] = field(default_factory=dict)
     deferred: str = ""
+    skipped: str = ""
 
     def expect(self, good: bool, reason: str) -> bool:
         """Note the reason unless it is good; returns ``good``."""
@@ -37,14 +38,14 @@ class Result:
 
     @property
     def outcome(self) -> str:
-        """pass, fail or deferred; a failure is never hidden by a deferral."""
+        """pass, fail, deferred or skipped; a failure is never hidden by the last two."""
         if self.reasons:
             return "fail"
-        return "deferred" if self.deferred else "pass"
+        return "deferred" if self.deferred else "skipped" if self.skipped else "pass"
 
     def to_json(self) -> dict[str, Any]:
         """The line that the runners read."""
-        reason = "; ".join(self.reasons) or self.deferred
+        reason = "; ".join(self.reasons) or self.deferred or self.skipped
         return {"outcome": self.outcome, "reason": reason[:MOST_REASON], "details": self.details}
 
 
@@ -73,7 +74,7 @@ def finish(result: Result) -> int:
     """Print the result as the last line and return the exit status."""
     sys.stdout.flush()
     print("\n" + json.dumps(result.to_json(), sort_keys=True), flush=True)
-    return 1 if result.outcome == "fail" else 0
+    return 0 if result.outcome in ("pass", "deferred") else 1
 
 
 def last_json(text: str) -> Mapping[str, Any] | None:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import importlib.util
-import json
 import os
 import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+from . import inventory as inventories
 from .common import CheckFailed, Result, absent
 from .conditions import caches, gpus, network
 from .gpu import NoGpu, gpu_facts
@@ -33,17 +31,32 @@ _DRIVER = re.compile(r"lib(cuda|nvidia-ml)\.so")
 
 
 def check(tier: str, inventory: str, modules: Sequence[str], gpu: bool) -> Result:
-    """The whole tier: conditions, versions, imports. With ``gpu`` there must be one, and torch must use it."""
+    """The whole tier: conditions, versions, imports. With ``gpu`` there must be one, and torch must use it.
+
+    Modules of packages that the build left out are not imported; they stand under ``omitted``, each with its reason.
+    """
     result = Result()
     network(result)
     caches(result)
     if gpu:
         gpus(result)
-    compare(result, read_inventory(Path(inventory)))
+    listed = inventories.read(Path(inventory))
+    inventories.compare(result, listed)
     wanted = tuple(modules) or MODULES.get(tier, ())
     result.expect(bool(wanted), f"no modules are known for the tier {tier!r}; name them")
-    found = {}
-    for name in wanted:
+    omitted = {name: reason for name in wanted if (reason := listed.omission(name))}
+    result.details["omitted"] = omitted
+    result.expect(len(omitted) < len(wanted) or not wanted, "every module of the tier was left out")
+    import_all(result, [name for name in wanted if name not in omitted])
+    if gpu and "torch" in result.details["imported"]:
+        torch_uses_gpus(result)
+    return result
+
+
+def import_all(result: Result, names: Sequence[str]) -> None:
+    """Import each; one that fails does not stop the others."""
+    found: dict[str, str] = {}
+    for name in names:
         try:
             module = importlib.import_module(name)
             found[name] = str(getattr(module, "__version__", ""))
@@ -52,9 +65,6 @@ def check(tier: str, inventory: str, modules: Sequence[str], gpu: bool) -> Resul
         except Exception as error:
             result.add([f"{name}: {type(error).__name__}: {error}"])
     result.details["imported"] = found
-    if gpu and "torch" in found:
-        torch_uses_gpus(result)
-    return result
 
 
 def torch_uses_gpus(result: Result) -> None:
@@ -70,48 +80,16 @@ def torch_uses_gpus(result: Result) -> None:
         result.expect(error < 2e-2, f"cuda:{index}: a bf16 product is off by {error}")
 
 
-def read_inventory(path: Path) -> dict[str, str]:
-    """Name -> version; a list of packages, or an object that has one under ``packages``.
-
-    Raises:
-        CheckFailed: there is none, or it is not one.
-    """
-    try:
-        value: Any = json.loads(path.read_text())
-        packages = value["packages"] if isinstance(value, dict) else value
-        found = {normal(p["name"]): str(p["version"]) for p in packages}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckFailed(f"no inventory at {path}: {type(error).__name__}: {error}") from None
-    if not found:
-        raise CheckFailed(f"the inventory {path} names no package")
-    return found
-
-
-def compare(result: Result, inventory: dict[str, str]) -> None:
-    """What is installed is what the inventory says: nothing else, nothing missing, no other version."""
-    found = importlib.metadata.distributions()
-    installed = {normal(d.metadata["Name"]): d.version for d in found if d.metadata["Name"]}
-    missing = sorted(set(inventory) - set(installed))
-    more = sorted(set(installed) - set(inventory))
-    other = sorted(n for n in set(inventory) & set(installed) if inventory[n] != installed[n])
-    result.expect(not missing, f"{len(missing)} packages of the inventory are absent: {', '.join(missing[:5])}")
-    result.expect(not more, f"{len(more)} packages are not in the inventory: {', '.join(more[:5])}")
-    named = [f"{n} {installed[n]} (inventory {inventory[n]})" for n in other[:5]]
-    result.expect(not other, f"{len(other)} packages have another version: {', '.join(named)}")
-    result.details["packages"] = len(installed)
-
-
-def normal(name: str) -> str:
-    """PEP 503."""
-    return re.sub(r"[-_.]+", "-", name).lower()
-
-
-def driver_linked(module: str, gpu: bool) -> Result:
+def driver_linked(module: str, gpu: bool, inventory: str = "") -> Result:
     """One module that needs the driver: it imports, or (no driver here, and none asked for) it is deferred.
 
-    Deferring needs proof that nothing else is wrong: the module is there and all its other libraries resolve.
+    Deferring needs proof that nothing else is wrong: the module is there and all its other libraries resolve. A module
+    that the inventory leaves out is skipped, which is no pass.
     """
     result = Result()
+    if inventory and (why := inventories.read(Path(inventory)).omission(module)):
+        result.skipped = why
+        return result
     caches(result)
     try:
         result.details["gpus"] = gpu_facts()["gpus"]

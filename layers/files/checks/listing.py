@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .imports import DRIVER_LINKED
+from .operators import OPERATORS
 
 STAGES = ("container-check", "single", "nccl")
 SHM = 1 << 30
@@ -53,12 +54,13 @@ def checks(
     for tier in tiers:
         named = [word for module in modules for word in ("--module", module)]
         inventory = f"{prefix}/inventory-{tier}.json"
-        argv = ("imports", "--tier", tier, "--inventory", inventory, *named, *flag)
-        found.append(one(f"imports:{tier}", tier, *argv, **needs))
+        words = ("imports", "--tier", tier, "--inventory", inventory, *named, *flag)
+        found.append(one(f"imports:{tier}", tier, *words, **needs))
     for module in DRIVER_LINKED:
         if _HOMES[module] in tiers:
             more = needs if single else {"deferrable": True}
-            found.append(one(f"import:{module}", _HOMES[module], "import", module, *flag, **more))
+            argv = ("import", module, "--inventory", f"{prefix}/inventory-{_HOMES[module]}.json", *flag)
+            found.append(one(f"import:{module}", _HOMES[module], *argv, **more))
     return found + (_single(one, gpu, prefix, tiers, second, trainer) if single else [])
 
 
@@ -66,7 +68,12 @@ def _single(
     one: Any, gpu: dict[str, Any], prefix: str, tiers: Sequence[str], second: str, trainer: str
 ) -> list[dict[str, Any]]:
     """What one GPU is enough for."""
-    found = [one("jit", trainer, "jit", **gpu), one("training", trainer, "training", **gpu)]
+    listed = {tier: ("--inventory", f"{prefix}/inventory-{tier}.json") for tier in tiers}
+    found = [one("jit", trainer, "jit", **gpu), one("training", trainer, "training", *listed[trainer], **gpu)]
+    for tier in tiers:
+        if OPERATORS.get(tier):
+            argv = ("operators", "--tier", tier, *listed[tier])
+            found.append(one(f"operators:{tier}", tier, *argv, **{**gpu, "timeout": 600}))
     if second:
         places = ("--prefix", prefix, "--prefix", second)
         found.append(one("relocation", tiers[0], "relocation", *places, "--tier", tiers[0], **gpu))

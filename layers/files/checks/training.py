@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib.util
 import math
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from . import checkpoint
+from . import inventory as inventories
 from .common import Result
 from .conditions import all_conditions
 
@@ -17,10 +19,15 @@ STEPS, RATE = 20, 4e-3
 # bf16 keeps 8 bits: a loss near 8 from bf16 weights agrees with the float32 forward of the same weights to about 1 %.
 LOSS_BOUND = 0.03
 LEARNT = 0.5
+Loader = Callable[[Path, str, Any, str], Any]
 
 
-def check(require_flash: bool = False) -> Result:
-    """The whole check on the first GPU."""
+def check(require_flash: bool = False, inventory: str = "") -> Result:
+    """The whole check on the first GPU.
+
+    Flash attention and NeMo Automodel's loader take part where they are installed. With an inventory one that is absent
+    must be left out by it; then it stands under ``omitted``.
+    """
     result = Result()
     all_conditions(result)
     if result.reasons:
@@ -30,37 +37,61 @@ def check(require_flash: bool = False) -> Result:
 
     result.details.update(torch=torch.__version__, cuda=torch.version.cuda, transformers=transformers.__version__)
     folder = checkpoint.make_checkpoint(Path(tempfile.mkdtemp(prefix="nrl-model-")))
-    flash = importlib.util.find_spec("flash_attn") is not None
-    result.details["flash_attn"] = "present" if flash else "absent: flash attention was not tried"
-    result.expect(flash or not require_flash, "flash_attn is absent")
+    flash = present(result, "flash_attn", inventory, require_flash)
+    automodel = present(result, "nemo_automodel", inventory, False)
     for attention in ("sdpa", *(("flash_attention_2",) if flash else ())):
         train(result, folder, "cuda", attention)
+    if automodel:
+        train(result, folder, "cuda", "sdpa", name="nemo_automodel", load=load_with_automodel)
     return result
 
 
-def train(result: Result, folder: Path, device: str, attention: str, steps: int = STEPS) -> None:
+def present(result: Result, module: str, inventory: str, required: bool) -> bool:
+    """Whether a module is installed; where it is not, that is noted, and is a failure unless it may be absent."""
+    if importlib.util.find_spec(module) is not None:
+        return True
+    why = inventories.read(Path(inventory)).omission(module) if inventory else ""
+    result.details.setdefault("omitted", {})[module] = why or "absent: it was not tried"
+    result.expect(bool(why) or not (required or inventory), f"{module} is absent, and the inventory does not say why")
+    return False
+
+
+def load_with_automodel(folder: Path, device: str, dtype: Any, attention: str) -> Any:
+    """The checkpoint through the loader that the trainer of the automodel tier uses."""
+    from nemo_automodel import NeMoAutoModelForCausalLM
+
+    model = NeMoAutoModelForCausalLM.from_pretrained(
+        str(folder), torch_dtype=dtype, attn_implementation=attention, use_liger_kernel=False
+    )
+    return model.to(device)
+
+
+def train(
+    result: Result, folder: Path, device: str, attention: str, *, name: str = "", load: Loader = checkpoint.load
+) -> None:
     """Overfit one batch with one attention implementation and note everything that is wrong."""
     import torch
 
-    model = checkpoint.load(folder, device, torch.bfloat16, attention).train()
+    name = name or attention
+    model = load(folder, device, torch.bfloat16, attention).train()
     ids = torch.tensor(checkpoint.prompts(4, 64, seed=5), device=device)
-    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    before = {n: p.detach().clone() for n, p in model.named_parameters()}
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
     losses: list[float] = []
-    for step in range(steps):
+    for step in range(STEPS):
         loss = model(input_ids=ids, labels=ids).loss
         loss.backward()
         if step == 0:
             bad = bad_gradients(model)
-            result.expect(not bad, f"{attention}: gradients are absent, zero or not finite: {', '.join(bad[:5])}")
+            result.expect(not bad, f"{name}: gradients are absent, zero or not finite: {', '.join(bad[:5])}")
         optimizer.step()
         optimizer.zero_grad()
         losses.append(float(loss.detach()))
-    still = [name for name, p in model.named_parameters() if torch.equal(p.detach(), before[name])]
+    still = [n for n, p in model.named_parameters() if torch.equal(p.detach(), before[n])]
     reference = reference_loss(folder, ids)
-    judge_losses(result, attention, losses, reference)
-    result.expect(not still, f"{attention}: AdamW moved nothing of {', '.join(still[:5])}")
-    result.details[attention] = {"first": losses[0], "last": losses[-1], "cpu_float32": reference, "steps": steps}
+    judge_losses(result, name, losses, reference)
+    result.expect(not still, f"{name}: AdamW moved nothing of {', '.join(still[:5])}")
+    result.details[name] = {"first": losses[0], "last": losses[-1], "cpu_float32": reference, "steps": STEPS}
 
 
 def judge_losses(result: Result, attention: str, losses: list[float], reference: float) -> None:
