@@ -124,10 +124,10 @@ def _copy_tree(source: Path, target: Path, left_out: tuple[str, ...]) -> None:
 
 def settle_copy(root: Path) -> None:
     """Modes without the umask, and no times of today: the same copy whenever and wherever it is made."""
-    for parent, _, files in os.walk(root, topdown=False):
-        for name in files:
+    for parent, folders, files in os.walk(root, topdown=False):
+        for name in [*files, *folders]:
             path = os.path.join(parent, name)
-            if not os.path.islink(path):
+            if os.path.isfile(path) and not os.path.islink(path):
                 os.chmod(path, 0o755 if os.stat(path).st_mode & 0o100 else 0o644)
             os.utime(path, (0, 0), follow_symlinks=False)
         os.chmod(parent, 0o755)

@@ -225,6 +225,7 @@ def test_settling_takes_times_and_masks_away_and_leaves_link_targets_alone(tmp_p
     (root / "run").touch(0o700)
     (root / "read").touch(0o600)
     (root / "link").symlink_to(outside)
+    (root / "folder").symlink_to("/usr")
     before = outside.stat()
     settle_copy(root)
     found = {p.name: p.lstat() for p in (root, *root.iterdir())}
