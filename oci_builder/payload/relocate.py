@@ -116,7 +116,7 @@ def _plan(root: Path, path: bytes, found: os.stat_result, prefixes: Prefixes) ->
         with open(place, "rb") as file:
             head = file.read(4)
             if head == MAGIC:
-                return _plan_elf(path, read_facts(file.fileno(), found.st_size), prefixes)
+                return _plan_elf(root, path, read_facts(file.fileno(), found.st_size), prefixes)
     return _plan_text(root, path, place, executable, prefixes)
 
 
@@ -138,11 +138,15 @@ def _plan_text(root: Path, path: bytes, place: bytes, executable: bool, prefixes
     return None if content is None else Change(path, rule, content=content)
 
 
-def _plan_elf(path: bytes, facts: ElfFacts | None, prefixes: Prefixes) -> Change | None:
+def _plan_elf(root: Path, path: bytes, facts: ElfFacts | None, prefixes: Prefixes) -> Change | None:
     if facts is None:
         return None
+
+    def has(folder: bytes) -> bool:
+        return os.path.isdir(os.path.join(os.fsencode(root), folder))
+
     entries = facts.runpath or facts.rpath
-    changed = rules.runpath(path, entries, prefixes, SYSTEM_FOLDERS) if entries else None
+    changed = rules.runpath(path, entries, prefixes, SYSTEM_FOLDERS, has) if entries else None
     return None if changed is None else Change(path, "runpath", runpath=changed, rpath=not facts.runpath)
 
 

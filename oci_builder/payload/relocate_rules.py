@@ -9,6 +9,7 @@ import json
 import os
 import posixpath
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 # What may follow a prefix when it is really that folder, and not the first letters of another one.
@@ -20,6 +21,7 @@ _LAUNCHER = re.compile(rb"#!/bin/sh\n'''exec' [\"']?(/[^\"'\n]*/python[0-9.]*)[\
 _VERSION = re.compile(rb"^version(?:_info)? *= *(\d+)\.(\d+)", re.MULTILINE)
 _HOME = re.compile(rb"^home *=.*\n?", re.MULTILINE)
 _COMMAND = re.compile(rb"^(executable|command|base-[a-z-]+) *=.*\n?", re.MULTILINE)
+_SITE = re.compile(rb"(?P<env>(?:.*/)?)(?P<site>lib/python[0-9.]+/site-packages)/(?P<rest>.+)\Z", re.DOTALL)
 _CONFIGURATION = re.compile(
     rb"(?:_sysconfigdata[^/]*\.(?:py|json)|[^/]*\.pc|[^/]*\.la|[^/]*\.cmake|python[0-9.]*-config|"
     rb"_sysconfig_vars[^/]*\.json)\Z|.*/config-[^/]*/Makefile\Z"
@@ -141,17 +143,24 @@ def is_local_origin(data: bytes, prefixes: Prefixes) -> bool:
     return url.startswith("file:")
 
 
-def runpath(path: bytes, entries: tuple[str, ...], prefixes: Prefixes, system: tuple[str, ...]) -> str | None:
+def runpath(
+    path: bytes,
+    entries: tuple[str, ...],
+    prefixes: Prefixes,
+    system: tuple[str, ...],
+    has: Callable[[bytes], bool] = lambda _: False,
+) -> str | None:
     """A library's search path, with places in the tree relative to the library and strays of build machines gone.
 
     Args:
         entries: DT_RUNPATH or DT_RPATH, in order.
         system: absolute folders that every machine has; they stay.
+        has: is there a folder of this path below the root?
     """
     out: list[str] = []
     for entry in entries:
         if entry.startswith("/"):
-            inside = prefixes.inside(os.fsencode(entry))
+            inside = _same_environment(path, os.fsencode(entry), has) or prefixes.inside(os.fsencode(entry))
             if inside is not None:
                 entry = f"$ORIGIN/{os.fsdecode(relative(path, inside))}".removesuffix("/.")
             elif entry.rstrip("/") not in system:
@@ -162,3 +171,16 @@ def runpath(path: bytes, entries: tuple[str, ...], prefixes: Prefixes, system: t
         if entry not in out:
             out.append(entry)
     return None if out == list(entries) else ":".join(out)
+
+
+def _same_environment(path: bytes, entry: bytes, has: Callable[[bytes], bool]) -> bytes | None:
+    """A folder of some environment's packages as the folder of the library's own environment, if that has it.
+
+    uv's cache carries what was built in one environment into others, and into builds to come: the environment that the
+    search path names may be another tier, or gone.
+    """
+    own, named = _SITE.match(path), _SITE.match(posixpath.normpath(entry))
+    if own is None or named is None or own["site"] != named["site"]:
+        return None
+    inside = posixpath.join(own["env"], own["site"], named["rest"])
+    return inside if has(inside) else None

@@ -203,6 +203,58 @@ def test_search_paths_are_relative_and_strays_are_gone(tree: Path) -> None:
 
 
 @needs_gcc
+@pytest.mark.parametrize(
+    "builder",
+    ["{root}/envs/base", "{root}/envs/vllm", "/root/work/automodel-0123/automodel", "/tmp/uv/builds-v0/.tmpAb"],
+)
+def test_a_library_finds_its_own_tiers_libraries_wherever_it_was_built(
+    tree: Path, tmp_path: Path, builder: str
+) -> None:
+    """DeepEP's search path names the venv it was built in, and uv's cache carries it into other tiers."""
+    site = SITE.removeprefix("envs/base/")
+    shared = tree / "envs/base" / site / "deep_ep_cpp.so"
+    for tier in ("base", "vllm"):
+        nvshmem = tree / "envs" / tier / site / "nvidia/nvshmem/lib"
+        nvshmem.mkdir(parents=True)
+        source = f'const char *tier(void) {{ return "{tier}"; }}'
+        link = ["-shared", "-x", "c", "-", "-Wl,-soname,libnvshmem_host.so.3"]
+        subprocess.run(["gcc", *link, "-o", nvshmem / "libnvshmem_host.so.3"], input=source.encode(), check=True)
+    search = f"{builder.format(root=tree)}/{site}/nvidia/nvshmem/lib"
+    source = "const char *tier(void); const char *ask(void) { return tier(); }"
+    link = ["-shared", "-x", "c", "-", "-x", "none", str(nvshmem / "libnvshmem_host.so.3"), f"-Wl,-rpath,{search}"]
+    subprocess.run(["gcc", *link, "-o", shared], input=source.encode(), check=True)
+    other = tree / "envs/vllm" / site / "deep_ep_cpp.so"
+    os.link(shared, other)
+    relocated(tree)
+    assert shared.stat().st_ino == other.stat().st_ino
+    moved = tree.rename(tmp_path / "moved")
+    for tier in ("base", "vllm"):
+        library = moved / "envs" / tier / site / "deep_ep_cpp.so"
+        code = "import ctypes, sys; f = ctypes.CDLL(sys.argv[1]).ask; f.restype = ctypes.c_char_p; print(f().decode())"
+        done = subprocess.run([sys.executable, "-c", code, library], capture_output=True, text=True, env={})
+        assert (done.returncode, done.stdout.strip()) == (0, tier), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("entry", "expected"),
+    [
+        ("/build/x/envs/a/lib/python3.13/site-packages/here", "$ORIGIN/../here"),
+        ("/gone/lib/python3.13/site-packages/here/", "$ORIGIN/../here"),
+        ("/gone/lib/python3.13/site-packages/not/../here", "$ORIGIN/../here"),
+        ("/build/x/envs/a/lib/python3.13/site-packages/absent", "$ORIGIN/../../../../../a/lib/python3.13/site-packages/absent"),
+        ("/gone/lib/python3.13/site-packages/absent", ""),
+        ("/gone/lib/python3.12/site-packages/here", ""),
+        ("/gone/lib/python3.13/site-packages/../../here", ""),
+        ("/gone/lib/python3.13/site-packages", ""),
+    ],
+)  # fmt: skip
+def test_search_paths_into_environments(entry: str, expected: str) -> None:
+    site = b"envs/b/lib/python3.13/site-packages"
+    found = rules.runpath(site + b"/pkg/m.so", (entry,), P, (), {site + b"/here"}.__contains__)
+    assert found == expected
+
+
+@needs_gcc
 def test_without_patchelf_the_remedy_is_named(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     library(tree / "a.so", "/root/ci")
     monkeypatch.setattr(relocate.sys, "executable", "/nonexistent/python")
