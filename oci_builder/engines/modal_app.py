@@ -12,6 +12,7 @@ import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -56,18 +57,20 @@ _HOSTS = {"check-u22": "ubuntu:22.04", "check-u24": "ubuntu:24.04"}
 _DISK_GIVEN = 512
 _TAG = re.compile(r":[^:/]+\Z")
 
+# Modal's output is on already, as loud as ``modal run`` was asked to be.
+_SHOWN = ContextVar("shown", default=False)
+
 
 def run_stage(name: str, sent: dict[str, Any]) -> dict[str, Any]:
     """The one function of all Apps; runs in the container."""
     return answer(name, sent)
 
 
-def run_on_modal(name: str, request: Request, emit: Emit = silent, *, shown: bool = False) -> dict[str, Any]:
+def run_on_modal(name: str, request: Request, emit: Emit = silent) -> dict[str, Any]:
     """Run one stage on Modal, on the account of the user's profile.
 
     Args:
         request: with paths of this machine; ``out`` and ``cache`` are the volume's, whatever it says.
-        shown: Modal's output is on already (under ``modal run``).
 
     Returns: the result of ``run_stage`` there, with ``modal``: the container's facts. The release folder here is as the
         stage left it there. No private key was sent: the caller signs.
@@ -86,7 +89,7 @@ def run_on_modal(name: str, request: Request, emit: Emit = silent, *, shown: boo
         app = modal.App(APPS[stage.needs.image], include_source=False)
         function = bind(app, stage, image_of(stage.needs, spec, inputs, sent["out"], portable))
         emit(Event("note", name, message=f"on Modal: {app.name}"))
-        with _output(shown), app.run():
+        with _output(), app.run():
             result = _called(function, name, sent)
     if text := result.pop("release"):
         changed = take_folder(text, Path(request.release))
@@ -189,8 +192,8 @@ def _frozen() -> str:
 
 
 @contextmanager
-def _output(shown: bool) -> Iterator[None]:
-    if shown:
+def _output() -> Iterator[None]:
+    if _SHOWN.get():
         yield
         return
     with modal.enable_output():
@@ -265,4 +268,5 @@ def script(name: str) -> modal.App:
     """An App for ``modal run`` that holds no function: its entrypoint starts the stage's own App once the budget is
     agreed to, so that no image is built before.
     """
+    _SHOWN.set(True)
     return modal.App(name, include_source=False)

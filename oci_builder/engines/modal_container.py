@@ -59,9 +59,17 @@ def answer(name: str, sent: Mapping[str, Any]) -> dict[str, Any]:
         return {**_refused(name, error), "release": "", "modal": facts}
     before = folder_state(Path(request["release"])) if request["release"] else {}
     result = run_stage(name, request, engine_name(), emit)
+    _sign_off(result, facts)
     after = folder_state(Path(request["release"])) if request["release"] else {}
     result["kept"] = _keep(result["kept"], request["cache"], local)
     return {**result, "release": folder_text(after) if after != before else "", "modal": facts}
+
+
+def _sign_off(result: dict[str, Any], facts: Mapping[str, Any]) -> None:
+    """Put this container's facts into a receipt that is still to be signed, and its image where people see it."""
+    if result["receipt"] is not None and not result["receipt_path"]:
+        result["receipt"]["predicate"]["details"]["modal"] = dict(facts)
+    result["notes"] = [*result["notes"], f"image {facts['image']}"]
 
 
 def prove_no_network(timeout: float = 3) -> dict[str, str]:

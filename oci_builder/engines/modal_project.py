@@ -35,13 +35,14 @@ FILE_OPTIONS = ("trust", "checks", "helper")
 _SKIPPED = frozenset({".venv", "__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache"})
 
 
-def pack(request: Request, target: Path, mounts: Iterable[str] = ()) -> dict[str, Any]:
+def pack(request: Request, target: Path, mounts: Iterable[str] = (), *, whole: bool = True) -> dict[str, Any]:
     """Write the tar of everything that a request needs of this machine.
 
     Args:
         request: with paths of this machine.
         target: the tar; the same inputs give the same bytes, so that Modal uploads them once.
-        mounts: mount points of volumes: absolute paths below them exist where the stage runs.
+        mounts: mount points of volumes: absolute paths below them exist where the spec's inputs are read.
+        whole: the stage reads what the spec names; else only its packaging files go along.
 
     Returns: the request as JSON, its paths relative to the unpacked tar.
 
@@ -51,7 +52,7 @@ def pack(request: Request, target: Path, mounts: Iterable[str] = ()) -> dict[str
     """
     path = Path(request.spec)
     spec, folder = load_spec(path), path.absolute().parent
-    named = {f"spec/{name}": folder / name for name in _named(spec, folder, tuple(mounts))}
+    named = {f"spec/{name}": folder / name for name in _named(spec, folder, tuple(mounts), whole)}
     sent = {**request.to_json(), "spec": f"spec/{path.name}", "key": "", "work": "", "scratch": ""}
     named[sent["spec"]] = path.absolute()
     options = dict(request.options)
@@ -153,7 +154,7 @@ def _files(text: str) -> Iterator[tuple[str, bytes]]:
         raise TransportError("modal.result", f"the release folder did not come back whole: {error}") from None
 
 
-def _named(spec: Spec, folder: Path, mounts: tuple[str, ...]) -> list[str]:
+def _named(spec: Spec, folder: Path, mounts: tuple[str, ...], whole: bool) -> list[str]:
     """Relative names of everything that the spec names below its folder and that is there."""
     found = []
     for place, name in _places(spec):
@@ -165,7 +166,7 @@ def _named(spec: Spec, folder: Path, mounts: tuple[str, ...]) -> list[str]:
                 "modal.project", f"{place} names {show(name)}: what lies outside the spec's folder does not get to "
                 f"Modal; move it there, or put it on the volume and name it {held}", where=place,
             )  # fmt: skip
-        if (folder / name).exists():
+        if (whole or place == "files") and (folder / name).exists():
             found.append(name)
     return found
 

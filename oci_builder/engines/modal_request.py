@@ -10,12 +10,15 @@ from typing import Any
 from oci_builder import __version__
 from oci_builder.engines.modal_container import RUNTIME
 from oci_builder.engines.modal_project import pack
-from oci_builder.engines.stages import Request, Stage
+from oci_builder.engines.stages import STAGES, Request, Stage
 from oci_builder.model.errors import SpecError, show
 from oci_builder.model.receipts import PORTABLE
 from oci_builder.model.spec import Spec
 from oci_builder.release.folder import ReleaseFolder
 from oci_builder.release.host import new_attempt
+
+# Stages that read what the spec names; all others work on what these made.
+_READERS = ("build", "package", "container", "repack")
 
 
 def prepare(stage: Stage, request: Request, spec: Spec, portable: str, inputs: Path) -> dict[str, Any]:
@@ -35,7 +38,8 @@ def prepare(stage: Stage, request: Request, spec: Spec, portable: str, inputs: P
         _write_helper(spec, request, inputs.with_name("ensure_runtime.sh"))
     attempt = request.attempt or new_attempt()
     asked = replace(request, options=options, version=__version__, attempt=attempt)
-    sent = pack(asked, inputs, stage.needs.volumes)
+    mounts = {mount for known in STAGES.values() for mount in known.needs.volumes}
+    sent = pack(asked, inputs, mounts, whole=stage.name in _READERS)
     return {**sent, "out": _folder_name(request, spec)}
 
 

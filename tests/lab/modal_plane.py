@@ -219,9 +219,10 @@ class Objects:
         return pb.MountPutFileResponse(exists=True)
 
     async def MountGetOrCreate(self, request: Message, stream: Any) -> Message:
-        mount = self._world.ids.new("mo")
+        content = sorted(f.SerializeToString(deterministic=True) for f in request.files)
+        checksum = hashlib.sha256(b"".join([request.deployment_name.encode(), *content])).hexdigest()
+        mount = f"mo-{checksum[:22]}"
         self._world.mounts[mount] = list(request.files)
-        checksum = hashlib.sha256(b"".join(f.SerializeToString() for f in request.files)).hexdigest()
         metadata = pb.MountHandleMetadata(content_checksum_sha256_hex=checksum)
         return pb.MountGetOrCreateResponse(mount_id=mount, handle_metadata=metadata)
 

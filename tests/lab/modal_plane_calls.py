@@ -351,6 +351,6 @@ def _root_script(world: World, place: Path, function: Message) -> str:
             lines.append(f"mount -o remount,bind,ro {quote(target)}")
     lines += ["pivot_root . .old", "umount -l /.old", f"cd {quote(str(place / 'files/root'))}"]
     if function.block_network:
-        lines += ["mount -t sysfs sys sys || true", f'"$1" -c {quote(LOOPBACK)}']
+        lines += ["mount -t sysfs sys /sys || true", f'"$1" -c {quote(LOOPBACK)}']
     # Not exec: the shell is process 1, which takes in orphans.
     return "\n".join([*lines, 'status=0; "$1" -m modal._container_entrypoint || status=$?; exit "$status"'])
