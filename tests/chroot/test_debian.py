@@ -1,62 +1,11 @@
-"""A whole distribution in the sandbox: Debian by mmdebstrap, with Python and gcc, as root and rootless.
-
-Making it takes about half a minute and is done once for the temporary folder. OCI_BUILDER_DEBIAN names a root file
-system that is used instead.
-"""
+"""A whole distribution in the sandbox: Debian by mmdebstrap, with Python and gcc, as root and rootless."""
 
 from __future__ import annotations
 
-import fcntl
-import os
-import shutil
-import subprocess
-import tempfile
 import unittest
-from pathlib import Path
 
-from chroot_exec.teardown import remove_tree
-from tests.chroot.lab import ORDINARY_UID, SandboxCase
-
-PACKAGES = "python3,gcc,libc6-dev"
-MAKING_SECONDS = 400
-
-
-def debian() -> Path:
-    """The root file system; made at most once, whoever asks first.
-
-    Raises:
-        unittest.SkipTest: not root, no mmdebstrap, or no mirror in reach.
-    """
-    given = os.environ.get("OCI_BUILDER_DEBIAN")
-    if given:
-        return Path(given)
-    if os.geteuid():
-        raise unittest.SkipTest("needs root to make a Debian tree; OCI_BUILDER_DEBIAN can name one")
-    if not shutil.which("mmdebstrap"):
-        raise unittest.SkipTest("needs mmdebstrap")
-    state = Path(tempfile.gettempdir()) / "oci-builder-debian"
-    state.mkdir(mode=0o755, exist_ok=True)
-    if state.is_symlink() or state.stat().st_uid != os.geteuid() or state.stat().st_mode & 0o022:
-        raise unittest.SkipTest(f"{state} belongs to somebody else")
-    with (state / "lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (state / "root").exists():
-            _make(state / "partial")
-            (state / "partial").rename(state / "root")
-    return state / "root"
-
-
-def _make(folder: Path) -> None:
-    if folder.exists():
-        remove_tree(str(folder))
-    command = ["mmdebstrap", "--quiet", "--variant=minbase", f"--include={PACKAGES}", "bookworm", str(folder)]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=MAKING_SECONDS)
-    except subprocess.TimeoutExpired:
-        raise unittest.SkipTest(f"Debian was not made within {MAKING_SECONDS} seconds: a slow mirror?") from None
-    if done.returncode:
-        remove_tree(str(folder))
-        raise unittest.SkipTest(f"no Debian mirror in reach: {done.stderr.strip()[-200:]}")
+from tests.chroot.distribution import debian
+from tests.chroot.lab import SandboxCase
 
 
 class AsRoot(SandboxCase):
@@ -65,12 +14,7 @@ class AsRoot(SandboxCase):
     @classmethod
     def setUpClass(cls) -> None:
         super().setUpClass()
-        cls.debian = cls.own(debian())
-
-    @classmethod
-    def own(cls, tree: Path) -> Path:
-        """The tree as this way of running needs it."""
-        return tree
+        cls.debian = debian()
 
     def debian_out(self, script: str, **changes: object) -> str:
         return self.out(script, root=str(self.debian), **changes)
@@ -121,17 +65,9 @@ class AsRoot(SandboxCase):
 
 
 class Rootless(AsRoot):
-    isolation = "rootless"
+    """The tree is root's: an ordinary user needs no copy of it."""
 
-    @classmethod
-    def own(cls, tree: Path) -> Path:
-        """A copy that belongs to the ordinary user."""
-        if os.geteuid():
-            return tree
-        place = cls.folder / "debian"
-        subprocess.run(["cp", "-a", str(tree), str(place)], check=True)
-        subprocess.run(["chown", "-hR", f"{ORDINARY_UID}:{ORDINARY_UID}", str(place)], check=True)
-        return place
+    isolation = "rootless"
 
 
 if __name__ == "__main__":
