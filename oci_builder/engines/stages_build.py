@@ -9,7 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from oci_builder.build import BuildOptions, BuildResult, build
-from oci_builder.engines.stages_files import RECORDS, adopt_records, checked_copy, digest_of, merged, recorded
+from oci_builder.engines.stages_files import (
+    RECORDS,
+    adopt_records,
+    checked_copy,
+    digest_of,
+    kept_build,
+    merged,
+    recorded,
+)
 from oci_builder.engines.stages_request import Outcome, Request
 from oci_builder.execution.gates import ARCHIVE, ASSEMBLY, GateContext, verify_exec
 from oci_builder.execution.run import ExecOptions, image_checks, load_checks
@@ -50,8 +58,9 @@ def package_stage(request: Request, emit: Emit) -> Outcome:
     Raises:
         OciBuilderError: what ``build`` raises; ConflictError: ``release.exists``.
     """
-    made = _build(request, emit)
-    adopt_records(request)
+    with kept_build(request):
+        made = _build(request, emit)
+        adopt_records(request)
     found = recorded(request)
     return Outcome(found, notes=("nothing has changed",) if made.unchanged else ())
 
@@ -65,8 +74,9 @@ def container_stage(request: Request, emit: Emit) -> Outcome:
         OciBuilderError: what ``build`` raises; IntegrityError: ``blob.digest``.
     """
     before = recorded(request) if all((Path(request.out) / name).is_file() for name in RECORDS) else {}
-    made = _build(request, emit)
-    adopt_records(request)
+    with kept_build(request):
+        made = _build(request, emit)
+        adopt_records(request)
     report, subjects = _verified(request, emit)
     checks = _gates_of(report)
     same = made.unchanged or before == subjects

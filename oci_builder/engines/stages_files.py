@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
+from oci_builder.build import FILES
 from oci_builder.engines.stages_request import Request
 from oci_builder.model.errors import ConflictError, IntegrityError, SpecError, disk_error, show
 from oci_builder.model.events import Emit, Event
@@ -90,6 +93,54 @@ def adopt_records(request: Request) -> None:
                 "anything else is a release of its own (remove the folder when nothing of it was published)",
                 where=str(there),
             ) from None  # fmt: skip
+
+
+@contextmanager
+def kept_build(request: Request) -> Iterator[None]:
+    """A release's archives stay: where the block ends in an error, the finished build that lay in ``out`` lies there.
+
+    A build replaces its files by rename, so links to the old ones keep them at no cost. Links that a killed run left
+    are put back first.
+
+    Raises:
+        TransportError: ``io.*``.
+    """
+    out = Path(request.out).absolute()
+    if not request.release or not (Path(request.release) / "portable.json").is_file():
+        yield
+        return
+    links = out.with_name(f".{out.name}.before")
+    try:
+        _put_back(links, out)
+        if all((out / name).is_file() for name in FILES):
+            _link_all(out, links)
+    except OSError as error:
+        raise disk_error(error, f"keeping the build in {out}") from None
+    try:
+        yield
+    except BaseException:
+        _put_back(links, out)
+        raise
+    shutil.rmtree(links, ignore_errors=True)
+
+
+def _link_all(out: Path, links: Path) -> None:
+    partial = links.with_name(f"{links.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+    for name in FILES:
+        os.link(out / name, partial / name)
+    partial.rename(links)
+
+
+def _put_back(links: Path, out: Path) -> None:
+    if not links.is_dir():
+        return
+    # The records come last, so that none tells of other bytes.
+    for name in FILES:
+        if (links / name).exists():
+            os.replace(links / name, out / name)
+    shutil.rmtree(links, ignore_errors=True)
 
 
 def digest_of(data: bytes) -> str:

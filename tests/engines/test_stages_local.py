@@ -1,0 +1,123 @@
+"""Every stage on this machine, from the spec to a qualified release, through the command line (issue 8, items 2, 4)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oci_builder.model.receipts import DOCKER, OCI, PORTABLE
+from oci_builder.receipt import show_receipt, verify_receipt
+from oci_builder.release.host import utc_now
+from tests.engines.stages_lab import NCCL, Lab, make_lab
+
+CHAIN = ("build", "package", "container", "container-check", "qualification")
+
+
+@pytest.fixture(scope="module")
+def chain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Lab, dict[str, dict[str, Any]]]:
+    """The stages in turn, each as a command of its own, and their results. Read only."""
+    lab = make_lab(tmp_path_factory.mktemp("stages"))
+    return lab, {name: lab.result(name) for name in CHAIN}
+
+
+def said(path: Path, lab: Lab) -> dict[str, Any]:
+    value: dict[str, Any] = show_receipt(verify_receipt(path, lab.trust, utc_now()))
+    assert value["answer"] == "verified"
+    return value
+
+
+def test_each_stage_passes(chain: tuple[Lab, dict[str, Any]]) -> None:
+    assert {name: r["outcome"] for name, r in chain[1].items()} == dict.fromkeys(CHAIN, "pass")
+    assert {r["engine"] for r in chain[1].values()} == {"local"}
+
+
+def test_package_names_what_lies_there(chain: tuple[Lab, dict[str, Any]]) -> None:
+    lab, results = chain
+    lies = {n: hashlib.sha256((lab.out / n).read_bytes()).hexdigest() for n in (PORTABLE, OCI, DOCKER)}
+    assert results["package"]["outputs"] == results["container"]["outputs"] == lies
+
+
+def test_container_finds_nothing_to_change(chain: tuple[Lab, dict[str, Any]]) -> None:
+    assert chain[1]["container"]["details"]["unchanged"] is True
+
+
+def test_each_receipt_is_signed_about_all_three_archives(chain: tuple[Lab, dict[str, Any]]) -> None:
+    lab, results = chain
+    found = {said(p, lab)["receipt"]["stage"]: said(p, lab)["subjects"] for p in lab.receipts()}
+    assert found == dict.fromkeys(("container", "container-check"), results["package"]["outputs"])
+
+
+def test_a_receipt_says_what_its_machine_was_held_to(chain: tuple[Lab, dict[str, Any]]) -> None:
+    lab, _ = chain
+    needs = {r["stage"]: r["details"]["needs"] for r in (said(p, lab)["receipt"] for p in lab.receipts())}
+    assert needs["container"]["preemptible"] is False
+    assert needs["container-check"]["network"] is False
+
+
+def test_the_receipts_qualify_the_release(chain: tuple[Lab, dict[str, Any]]) -> None:
+    lab, results = chain
+    assert results["qualification"]["details"]["state"] == "pass"
+    assert json.loads((lab.release / "qualification.json").read_text())["state"] == "pass"
+
+
+def test_nothing_is_left_in_scratch(chain: tuple[Lab, dict[str, Any]]) -> None:
+    lab, results = chain
+    assert list((lab.root / "cache/stages").iterdir()) == []
+    assert {r["kept"] for r in results.values()} == {""}
+
+
+@pytest.mark.parametrize("name", ["build", "package", "container", "qualification"])
+def test_a_stage_runs_again_on_the_same_request(chain: tuple[Lab, dict[str, Any]], name: str) -> None:
+    """A preempted stage is started again with its old input."""
+    lab, results = chain
+    again = lab.result(name)
+    assert (again["outcome"], again["outputs"]) == ("pass", results[name]["outputs"])
+
+
+def test_a_qualified_release_is_not_repacked(chain: tuple[Lab, dict[str, Any]]) -> None:
+    lab, _ = chain
+    before = (lab.out / PORTABLE).stat()
+    found = lab.result("repack", "-o", "marker=marker.json")
+    assert (found["outcome"], found["error"]["code"], found["exit"]) == ("error", "release.qualified", 6)
+    assert (lab.out / PORTABLE).stat() == before
+
+
+@pytest.mark.parametrize("name", ["single", "nccl8"])
+def test_a_gpu_stage_is_refused_where_there_is_none(chain: tuple[Lab, dict[str, Any]], name: str) -> None:
+    lab, _ = chain
+    before = lab.receipts()
+    done = lab.stage(name, env={"LD_LIBRARY_PATH": "/nonexistent"})
+    if "ended" in done.stderr or done.returncode not in (4,):
+        pytest.fail(done.stderr)
+    assert "error[needs.gpu]" in done.stderr
+    assert lab.receipts() == before
+
+
+def test_nccl8_u24_wants_the_receipt_of_the_first_ubuntu(tmp_path: Path) -> None:
+    lab = make_lab(tmp_path, gates=[NCCL])
+    lab.stage("package")
+    done = lab.stage("nccl8-u24")
+    assert (done.returncode, "error[stage.first]" in done.stderr) == (4, True)
+
+
+def test_publish_wants_a_token(chain: tuple[Lab, dict[str, Any]]) -> None:
+    lab, _ = chain
+    found = lab.result("publish", "-o", "repo=a/b", "-o", "helper=layers/files/activate.sh", env={"HF_TOKEN": ""})
+    assert (found["error"]["code"], found["exit"]) == ("spec.token", 2)
+
+
+def test_repack_changes_packaging_and_starts_over(tmp_path: Path) -> None:
+    lab = make_lab(tmp_path)
+    first = lab.result("package")["outputs"][PORTABLE]
+    (tmp_path / "layers/files/activate.sh").write_text("echo 2\n")
+    found = lab.result("repack", "-o", "marker=marker.json")
+    assert found["outcome"] == "pass", found["error"]
+    assert found["outputs"][PORTABLE] != first
+    assert hashlib.sha256((tmp_path / f"dist.{first[:12]}" / PORTABLE).read_bytes()).hexdigest() == first
+    receipt = said(lab.receipts()[0], lab)["receipt"]
+    assert (receipt["stage"], receipt["details"]["from"]) == ("repack", first)
+    assert lab.result("qualification")["details"]["state"] == "candidate"
