@@ -76,7 +76,9 @@ def _is_for(overlay: Path, commit: str) -> bool:
 
 
 def _git(project: Path, *words: str) -> bytes:
-    argv = ["git", "-c", "core.fsmonitor=false", "-c", "core.autocrlf=false", "-C", str(project), *words]
+    # The user's settings decide neither what is exported nor how lines end.
+    own = ("core.fsmonitor=false", "core.autocrlf=false", "core.eol=lf", "core.attributesFile=/dev/null")
+    argv = ["git", *(word for setting in own for word in ("-c", setting)), "-C", str(project), *words]
     try:
         done = subprocess.run(argv, capture_output=True, check=False)
     except OSError as error:
