@@ -18,7 +18,8 @@ from oci_builder.model.jsontext import dump_json
 from oci_builder.model.records import FileRecord, Tools, container_record, portable_record
 from oci_builder.model.settings import image_settings, timestamp
 from oci_builder.model.spec import Spec, load_spec
-from oci_builder.payload.runtime import Runtime, assemble_runtime
+from oci_builder.payload.cuda import stage_cuda
+from oci_builder.payload.runtime import Runtime, add_licences, assemble_runtime
 from oci_builder.payload.tiers import realize_tiers
 from oci_builder.rootfs.layers import WriteOptions, write_layer
 from oci_builder.rootfs.layers_assemble import InlineFile, assemble, place_files, place_tree, rewrite_parents
@@ -94,6 +95,24 @@ def build(spec_path: Path, out: Path, options: BuildOptions, emit: Emit = silent
         raise disk_error(error, "building") from None
 
 
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """Plans and the layers they became."""
+
+    plans: Sequence[LayerPlan]
+    layers: Sequence[Layer]
+
+    def counts(self) -> dict[str, int]:
+        """Of a portable archive of these: paths counted once, though folders stand in several layers."""
+        paths = {hashlib.blake2b(item.name, digest_size=8).digest() for plan in self.plans for item in plan.items}
+        return {
+            "files": sum(1 for plan in self.plans for item in plan.items if item.source.kind is Kind.FILE),
+            "entries": len(paths),
+            "content_size": sum(plan.content_size for plan in self.plans),
+            "tar_size": sum(layer.tar_size - 1024 for layer in self.layers) + 1024,
+        }
+
+
 class _Build:
     """One build in progress."""
 
@@ -120,13 +139,26 @@ class _Build:
             self.emit(Event("note", "build", message="nothing has changed"))
             return BuildResult(self.out, known[CONTAINER_JSON], known[PORTABLE_JSON], unchanged=True)
         base = load_base(self.spec, self.folder, self.store, self.write, self.emit)
-        plans = self._plans(runtime, base)
-        layers = [write_layer(plan, self.store, self.write, self.emit) for plan in plans]
-        image = self._image(base, layers)
-        result = self._archives(image, base, layers, plans)
+        cuda = stage_cuda(
+            self.spec, base.image.layers, self.store, work,
+            limits=self.limits, threads=self.options.jobs, emit=self.emit,
+        )  # fmt: skip
+        made = self._write(self._plans(add_licences(runtime, cuda), base))
+        result = self._archives(self._image(base, made.layers), base, made, self._write(self._portable_plans(cuda)))
         if key is not None:
             outputs.remember(key)
         return result
+
+    def _write(self, plans: Sequence[LayerPlan]) -> _Made:
+        return _Made(plans, [write_layer(plan, self.store, self.write, self.emit) for plan in plans])
+
+    def _portable_plans(self, cuda: Path | None) -> tuple[LayerPlan, ...]:
+        """What only the portable archive has: a bare host has no base that brings CUDA's tools."""
+        if cuda is None:
+            return ()
+        tree = scan_tree(cuda, emit=self.emit, limits=self.limits)
+        where = f"{self.spec.prefix.lstrip('/')}/cuda".encode()
+        return (assemble("cuda", place_tree(tree, where, self.normal), normal=self.normal),)
 
     def _plans(self, runtime: Runtime, base: Base) -> tuple[LayerPlan, ...]:
         jobs = self.options.jobs
@@ -159,7 +191,8 @@ class _Build:
         settings, annotations = image_settings(self.spec, base.image.settings, base.name, base.digest)
         return image.with_settings(settings, annotations)
 
-    def _archives(self, image: Image, base: Base, layers: Sequence[Layer], plans: Sequence[LayerPlan]) -> BuildResult:
+    def _archives(self, image: Image, base: Base, made: _Made, portable_only: _Made) -> BuildResult:
+        whole = _Made([*portable_only.plans, *made.plans], [*portable_only.layers, *made.layers])
         tools = Tools(__version__, self.codec.describe())
         with scratch_folder(self.out) as staging:
             with ThreadPoolExecutor(max(1, min(3, self.options.jobs)), "archive") as pool:
@@ -168,7 +201,7 @@ class _Build:
                     write_docker_archive, image, self.name, self.store, staging / DOCKER, self.emit, self.limits
                 )
                 portable = pool.submit(
-                    write_portable_archive, layers, b"", self.store, staging / PORTABLE, self.emit, self.limits
+                    write_portable_archive, whole.layers, b"", self.store, staging / PORTABLE, self.emit, self.limits
                 )
                 records = [
                     FileRecord(r.path.name, r.sha256, r.size)
@@ -176,7 +209,7 @@ class _Build:
                 ]
             about = {"name": base.name, "digest": base.digest, "layers": base.image.base_layers}
             container = container_record(self.spec, image, about, records[0], records[1], tools)
-            portable_json = portable_record(self.spec, records[2], layers, _counts(plans, layers), tools)
+            portable_json = portable_record(self.spec, records[2], made.layers, whole.counts(), tools)
             (staging / CONTAINER_JSON).write_bytes(dump_json(container) + b"\n")
             (staging / PORTABLE_JSON).write_bytes(dump_json(portable_json) + b"\n")
             self._publish(staging)
@@ -188,15 +221,3 @@ class _Build:
             (self.out / name).unlink(missing_ok=True)
         for name in FILES:
             os.replace(staging / name, self.out / name)
-
-
-def _counts(plans: Sequence[LayerPlan], layers: Sequence[Layer]) -> dict[str, int]:
-    """Of the portable archive: paths counted once, though folders stand in several layers."""
-    files = sum(1 for plan in plans for item in plan.items if item.source.kind is Kind.FILE)
-    paths = {hashlib.blake2b(item.name, digest_size=8).digest() for plan in plans for item in plan.items}
-    return {
-        "files": files,
-        "entries": len(paths),
-        "content_size": sum(plan.content_size for plan in plans),
-        "tar_size": sum(layer.tar_size - 1024 for layer in layers) + 1024,
-    }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import posixpath
 import stat
@@ -11,12 +10,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import BinaryIO
 
 from oci_builder.model.errors import disk_error, show
 from oci_builder.model.report import Finding
 from oci_builder.payload.elf import MAGIC
 from oci_builder.payload.relocate import SYSTEM_FOLDERS, read_facts, walk
 from oci_builder.payload.relocate_rules import WORD
+
+_PIECE = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,20 +112,40 @@ def _via_external(top: bytes, path: bytes, options: AuditOptions) -> bool:
 
 def _file(top: bytes, path: bytes, needles: Sequence[bytes]) -> list[tuple[str, str]]:
     """(code, what) of everything wrong with a file's content."""
-    with open(os.path.join(top, path), "rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            held = [("payload.prefix", f"holds {show(n)} at byte {at}") for n in needles if (at := _find(data, n)) >= 0]
-            elf = data[:4] == MAGIC
-        return held + (list(_strays(file.fileno(), size)) if elf else [])
+    with open(os.path.join(top, path), "rb", buffering=0) as file:
+        held = [("payload.prefix", f"holds {show(needle)} at byte {at}") for needle, at in _held(file, needles)]
+        elf = os.pread(file.fileno(), len(MAGIC), 0) == MAGIC
+        return held + (list(_strays(file.fileno(), os.fstat(file.fileno()).st_size)) if elf else [])
 
 
-def _find(data: mmap.mmap, needle: bytes) -> int:
+def _held(file: BinaryIO, needles: Sequence[bytes]) -> list[tuple[bytes, int]]:
+    """Each needle that stands in a file, and where first; libraries of gigabytes pass through in pieces."""
+    found: dict[bytes, int] = {}
+    keep, start, data = max(map(len, needles), default=0), 0, b""
+    while len(found) < len(needles):
+        piece = file.read(_PIECE)
+        # A needle at the very end is found again with what follows it, and with nothing when nothing follows.
+        tail = data[-keep:] if keep else b""
+        start += len(data) - len(tail)
+        data = tail + piece
+        for needle in needles:
+            at = -1 if needle in found else _find(data, needle, last=not piece)
+            if at >= 0:
+                found[needle] = start + at
+        if not piece:
+            break
+    return [(needle, found[needle]) for needle in needles if needle in found]
+
+
+def _find(data: bytes, needle: bytes, *, last: bool) -> int:
     """Where a path begins that is the needle or below it; -1 when nowhere. ``/build2`` is not below ``/build``."""
     at = data.find(needle)
-    while at >= 0 and data[at + len(needle) : at + len(needle) + 1] in WORD:
+    while at >= 0:
+        end = at + len(needle)
+        if data[end : end + 1] not in WORD and (last or end < len(data)):
+            return at
         at = data.find(needle, at + 1)
-    return at
+    return -1
 
 
 def _strays(fd: int, size: int) -> Iterator[tuple[str, str]]:

@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,8 @@ from oci_builder.model.events import Emit, Event, silent
 from oci_builder.model.jsontext import dump_json
 from oci_builder.model.spec import HostBase, LockTier, PathTier, RequirementsTier, Spec
 from oci_builder.payload.bytecode import WORKER, compile_tree
+from oci_builder.payload.cuda import cuda_texts
+from oci_builder.payload.licences import collect_licences, python_texts
 from oci_builder.payload.overlay import export_source, overlay_identity, resolve_commit
 from oci_builder.payload.python import describe, stage_python
 from oci_builder.payload.relocate import apply_relocation, plan_relocation, prefixes_of
@@ -47,11 +49,13 @@ class Runtime:
         tiers: name -> folder that lands in ``envs/<name>``.
         trees: path below the prefix -> folder: ``python``, ``source``.
         files: path below the prefix -> content: the marker ``runtime.json`` and the tiers' inventories.
+        made: at least one tier is uv's work, not somebody's staged tree.
     """
 
     tiers: Mapping[str, Path]
     trees: Mapping[str, Path] = field(default_factory=dict)
     files: Mapping[str, bytes] = field(default_factory=dict)
+    made: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +99,23 @@ def assemble_runtime(
     made = {name: place / "envs" / name for name in inputs.tiers}
     trees = {name: place / name for name in ("python", "source") if (place / name).is_dir()}
     files = {**_marker(spec), **_inventories(inputs.tiers)}
-    return Runtime({name: made.get(name, path) for name, path in tiers.items()}, trees, files)
+    return Runtime({name: made.get(name, path) for name, path in tiers.items()}, trees, files, made=True)
+
+
+def add_licences(runtime: Runtime, cuda: Path | None) -> Runtime:
+    """The runtime with the licence texts of what it ships. A runtime of staged trees alone is left as it is.
+
+    Args:
+        cuda: the toolkit that the portable archive brings.
+
+    Raises:
+        TransportError: ``io.*``.
+    """
+    if not runtime.made:
+        return runtime
+    python = runtime.trees.get("python")
+    extra = {**(python_texts(python) if python else {}), **(cuda_texts(cuda) if cuda else {})}
+    return replace(runtime, files={**runtime.files, **collect_licences(runtime.tiers, extra)})
 
 
 def _inputs(spec: Spec, folder: Path, work: Path, tiers: Mapping[str, Path]) -> _Inputs | None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from oci_builder.model.errors import SpecError
-from oci_builder.payload import relocate
+from oci_builder.payload import relocate, relocate_audit
 from oci_builder.payload import relocate_rules as rules
 from oci_builder.payload.relocate import apply_relocation, plan_relocation, prefixes_of
 from oci_builder.payload.relocate_audit import AuditOptions, audit
@@ -338,3 +338,14 @@ def test_a_part_that_came_from_elsewhere_is_known_by_its_old_place() -> None:
     assert rules.runpath(path, ("/from/lib",), P, ()) == "$ORIGIN/../lib"
     assert rules.configuration(b"a=/from/lib b=/fromage", P) == b"a=/opt/rt/python/lib b=/fromage"
     assert rules.relative_link(b"envs/base/bin/python", b"/from/bin/python3.13", P) == b"../../../" + path
+
+
+@pytest.mark.parametrize("after", [b"", b"/x", b"2"])
+@pytest.mark.parametrize("before", [0, 1, 3, 4, 5, 6, 7, 8, 9, 13])
+def test_a_needle_is_found_wherever_pieces_are_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: int, after: bytes
+) -> None:
+    monkeypatch.setattr(relocate_audit, "_PIECE", 4)
+    (tmp_path / "file").write_bytes(b"." * before + b"/build" + after)
+    found = audit(tmp_path, AuditOptions(("/build",)))
+    assert [f.actual for f in found] == ([] if after == b"2" else [f"holds '/build' at byte {before}"])

@@ -1,0 +1,95 @@
+"""What a build ships beside the tiers: CUDA's tools for the portable archive, licence texts, inventories, the marker."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oci_builder.build import BuildOptions, build
+from oci_builder.model.errors import SpecError
+from oci_builder.verify import VerifyOptions, verify_archives
+
+TOOLS = ("bin/nvcc", "bin/ptxas", "bin/cuobjdump", "include/cuda.h")
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A base with a toolkit behind links as NVIDIA's image has it, and a staged tier."""
+    toolkit = tmp_path / "root/usr/local/cuda-13.0"
+    for name in (*TOOLS, "EULA.txt", "doc/manual.pdf"):
+        (toolkit / name).parent.mkdir(parents=True, exist_ok=True)
+        (toolkit / name).write_text(f"{name}\n")
+    (tmp_path / "root/etc/alternatives").mkdir(parents=True)
+    (tmp_path / "root/etc/alternatives/cuda").symlink_to("/usr/local/cuda-13.0")
+    (tmp_path / "root/usr/local/cuda").symlink_to("/etc/alternatives/cuda")
+    (tmp_path / "tier").mkdir()
+    (tmp_path / "tier/module.py").write_text("answer = 42\n")
+    return tmp_path
+
+
+def made(place: Path, **more: Any) -> Path:
+    spec = {"name": "n", "tag": "t", "base": {"rootfs": "root"}, "prefix": "/opt/rt", "tiers": {"base": {"path": "tier"}}}
+    (place / "spec.json").write_text(json.dumps({**spec, **more}))
+    build(place / "spec.json", place / "out", BuildOptions(place / "cache", 2))
+    return place / "out"
+
+
+def names(archive: Path) -> set[str]:
+    """GNU tar's view."""
+    listed = subprocess.run(["tar", "tzf", archive], capture_output=True, text=True, check=True)
+    return {line.rstrip("/") for line in listed.stdout.splitlines()}
+
+
+def test_cudas_tools_go_into_the_portable_archive_only(place: Path) -> None:
+    out = made(place, cuda={})
+    portable = names(out / "runtime.tar.gz")
+    assert {f"opt/rt/cuda/{name}" for name in TOOLS} < portable
+    assert "opt/rt/cuda/doc/manual.pdf" not in portable
+    with tarfile.open(out / "runtime.docker.tar.gz") as image:
+        layers = [m for m in image.getmembers() if m.isfile() and m.size > 1024]
+        held = b"".join(image.extractfile(m).read() for m in layers)  # type: ignore[union-attr]
+    assert b"opt/rt/envs/base/module.py" in held
+    assert b"opt/rt/cuda" not in held
+
+
+def test_the_record_counts_what_only_the_portable_archive_has(place: Path) -> None:
+    out = made(place, cuda={})
+    with tarfile.open(out / "runtime.tar.gz") as archive:
+        members = archive.getmembers()
+    record = json.loads((out / "portable.json").read_text())
+    assert record["files"] == sum(m.isfile() or m.islnk() for m in members)
+    assert record["entries"] == len({m.name for m in members})
+
+
+def test_an_image_with_a_toolkit_is_still_ours(place: Path) -> None:
+    out = made(place, cuda={})
+    report = verify_archives((out / "runtime.oci.tar", out / "runtime.docker.tar.gz"), VerifyOptions(profile="strict"))
+    assert report.ok, report.findings
+
+
+def test_a_base_without_the_tools_is_refused(place: Path) -> None:
+    (place / "root/usr/local/cuda-13.0/bin/ptxas").unlink()
+    with pytest.raises(SpecError) as caught:
+        made(place, cuda={})
+    assert (caught.value.code, "bin/ptxas" in caught.value.message) == ("payload.cuda", True)
+    assert list((place / "out").iterdir()) == []
+
+
+def test_a_release_of_staged_trees_carries_its_marker(place: Path) -> None:
+    out = made(place, release="v1-r1")
+    with tarfile.open(out / "runtime.tar.gz") as archive:
+        marker = archive.extractfile("opt/rt/runtime.json")
+        assert marker is not None
+        assert json.load(marker)["release"] == "v1-r1"
+    assert "opt/rt/runtime.json" not in names(made(place) / "runtime.tar.gz")
+
+
+def test_an_environment_of_uv_brings_inventory_and_licences(place: Path) -> None:
+    (place / "base.txt").write_text("")
+    portable = names(made(place, tiers={"base": {"requirements": "base.txt"}}, base={"host": True}) / "runtime.tar.gz")
+    assert {"opt/rt/inventory-base.json", "opt/rt/licences/index.json", "opt/rt/licences/THIRD-PARTY.md"} < portable
