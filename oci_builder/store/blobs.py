@@ -59,6 +59,7 @@ class DirStore:
             os.close(self._open.popitem()[1].fd)
 
     def __enter__(self) -> DirStore:
+        self.sweep()
         return self
 
     def __exit__(self, *_: object) -> None:
