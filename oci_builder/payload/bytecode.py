@@ -6,6 +6,7 @@ bytecode would hide sources that are patched at run time.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -40,6 +41,8 @@ def compile_tree(root: Path, python: Path, cache: Path, jobs: int) -> Compiled:
         TransportError: ``payload.bytecode`` when the interpreter fails, ``io.*``.
     """
     wanted = [json.dumps([path, name]) for path, name in sources(root)]
+    # Another worker may write other bytes.
+    cache /= hashlib.sha256(WORKER.read_bytes()).hexdigest()[:12]
     cache.mkdir(parents=True, exist_ok=True)
     shares = [wanted[start::jobs] for start in range(max(1, jobs))]
     with ThreadPoolExecutor(max(1, jobs)) as pool:

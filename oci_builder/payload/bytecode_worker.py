@@ -29,7 +29,7 @@ def bytecode(source: bytes, name: str) -> bytes | None:
 
 def cached(cache: str, source: bytes, name: str) -> str | None:
     """The file with the bytecode of this source under this name: one for all that have both."""
-    key = hashlib.sha256(name.encode() + b"\0" + source).hexdigest()
+    key = hashlib.sha256(name.encode("utf-8", "surrogateescape") + b"\0" + source).hexdigest()
     place = os.path.join(cache, key[:2], key[2:])
     if os.path.exists(place):
         COUNTS["kept"] += 1
@@ -74,7 +74,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     for line in sys.stdin:
         path, name = json.loads(line)
-        one(sys.argv[1], os.fsencode(path).decode("utf-8", "surrogateescape"), name)
+        one(sys.argv[1], path, name)
     print(json.dumps(COUNTS))
 
 

@@ -280,7 +280,9 @@ print(json.dumps({name: ask(name) for name in R}))
 """
 
 
-@pytest.mark.skipif(not (UPSTREAM and UPSTREAM_PYTHON), reason="needs NEMO_RL_UPSTREAM and NEMO_RL_UPSTREAM_PYTHON (Ray)")
+@pytest.mark.skipif(
+    not (UPSTREAM and UPSTREAM_PYTHON), reason="needs NEMO_RL_UPSTREAM and NEMO_RL_UPSTREAM_PYTHON (Ray)"
+)
 def test_upstreams_own_registry_of_25_actors(tmp_path: Path, envs: Path) -> None:
     """The table of the technical brief, asked of the real code: equal to pristine without the variable."""
     tree = tmp_path / "src"

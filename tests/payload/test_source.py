@@ -18,6 +18,8 @@ from oci_builder.payload.checkout import check_commit
 from oci_builder.payload.overlay import RECORD, apply_overlay, export_source, overlay_identity, resolve_commit
 
 SCRIPT = Path(__file__).parents[2] / "layers/files/source_overlay/apply.py"
+# A checkout of upstream that has the overlay's commit; CI without one tests projects of its own only.
+UPSTREAM = os.environ.get("NEMO_RL_UPSTREAM") or "/nonexistent"
 pytestmark = pytest.mark.skipif(not shutil.which("git"), reason="needs git")
 
 
@@ -224,3 +226,18 @@ def test_a_change_in_a_submodule_is_a_change(project: Path, tmp_path: Path) -> N
     (project / "third/part/file").write_text("y")
     with pytest.raises(SpecError, match="third/part"):
         check_commit(project, commit, "tiers.base")
+
+
+@pytest.mark.skipif(
+    not Path(UPSTREAM, ".git").exists(), reason="NEMO_RL_UPSTREAM names no git checkout of NeMo RL v0.7.0"
+)
+def test_upstreams_source_with_the_shipped_overlay(tmp_path: Path) -> None:
+    overlay = SCRIPT.parent
+    about = json.loads((overlay / "overlay.json").read_text())
+    export_source(Path(UPSTREAM), about["commit"], tmp_path / "out", overlay)
+    record = json.loads((tmp_path / "out" / RECORD).read_bytes())
+    assert record["commit"] == "81aa43dda4765b0429cf31dab44441e4e4383911"
+    assert record["overlaid"] == sorted(one["path"] for one in [*about["files"], *about["new"]])
+    for path in record["overlaid"]:
+        compile((tmp_path / "out" / path).read_text(), path, "exec")
+    assert apply_overlay(tmp_path / "out", overlay) == []
