@@ -227,7 +227,7 @@ def translated(error: Exception, stage: Stage) -> OciBuilderError:
         make, code, step = SpecError, "modal.source", "that module did not get into the container"
     if isinstance(error, failed.FunctionTimeoutError):
         step = f"it has {stage.needs.timeout_s // 60} minutes; {step}"
-    return make(code, f"{stage.name} on Modal: {said}: {step}", where=f"stage {stage.name}")
+    return make(code, f"{stage.name} on Modal: {said.rstrip('.')}; {step}", where=f"stage {stage.name}")
 
 
 _Made = type[OciBuilderError]

@@ -23,6 +23,8 @@ from oci_builder.engines.run import run_stage
 from oci_builder.engines.stages import find_stage
 from oci_builder.model.errors import OciBuilderError, PolicyError, disk_error
 from oci_builder.model.events import Emit, Event
+from oci_builder.model.receipts import PORTABLE
+from oci_builder.release.folder import ReleaseFolder
 from oci_builder.release.host import engine_name, tool_versions
 
 # Where the sender's inputs and the runtime are in every container.
@@ -55,21 +57,52 @@ def answer(name: str, sent: Mapping[str, Any]) -> dict[str, Any]:
             facts["network"] = prove_no_network()
         require_gpus(needs, find_gpus() if needs.gpu else (), False, emit)
         request = _request(sent, local, next(iter(needs.volumes), ""))
+        if name == "repack":
+            undo_repack(Path(request["out"]), Path(request["release"]))
     except (OciBuilderError, OSError) as error:
         return {**_refused(name, error), "release": "", "modal": facts}
     before = folder_state(Path(request["release"])) if request["release"] else {}
     result = run_stage(name, request, engine_name(), emit)
-    _sign_off(result, facts)
+    _sign_off(result, facts, local / "inputs")
     after = folder_state(Path(request["release"])) if request["release"] else {}
     result["kept"] = _keep(result["kept"], request["cache"], local)
     return {**result, "release": folder_text(after) if after != before else "", "modal": facts}
 
 
-def _sign_off(result: dict[str, Any], facts: Mapping[str, Any]) -> None:
+def _sign_off(result: dict[str, Any], facts: Mapping[str, Any], project: Path) -> None:
     """Put this container's facts into a receipt that is still to be signed, and its image where people see it."""
+    notes = (str(note).replace(f"{project}/", "") for note in result["notes"])
     if result["receipt"] is not None and not result["receipt_path"]:
         result["receipt"]["predicate"]["details"]["modal"] = dict(facts)
-    result["notes"] = [*result["notes"], f"image {facts['image']}"]
+    result["notes"] = [*notes, f"image {facts['image']}"]
+
+
+def undo_repack(dist: Path, release: Path) -> None:
+    """Put a candidate back that an earlier run replaced, when its release folder never heard of it.
+
+    The volume keeps what a run did that was preempted or whose answer got lost; the release folder is the sender's.
+    Idempotent: the new build stays under its own digest, and the same repack makes the same bytes again.
+
+    Raises:
+        TransportError: ``io.*``; FormatError: ``release.subject``, ``json.*``.
+    """
+    recorded, now = _built(release), _built(dist)
+    kept = dist.with_name(f"{dist.name}.{recorded[:12]}")
+    try:
+        if not recorded or now == recorded or _built(kept) != recorded:
+            return
+        if now:
+            aside = dist.with_name(f"{dist.name}.{now[:12]}.unheard")
+            shutil.rmtree(aside, ignore_errors=True)
+            dist.rename(aside)
+        kept.rename(dist)
+    except OSError as error:
+        raise disk_error(error, "putting the candidate back") from None
+
+
+def _built(folder: Path) -> str:
+    """SHA-256 of the portable archive that a folder records; empty for none."""
+    return ReleaseFolder(folder).subjects()[PORTABLE] if (folder / "portable.json").is_file() else ""
 
 
 def prove_no_network(timeout: float = 3) -> dict[str, str]:

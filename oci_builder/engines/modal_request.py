@@ -54,15 +54,15 @@ def portable_of(request: Request) -> str:
     """SHA-256 of the portable archive, as the release folder here records it.
 
     Raises:
-        SpecError: ``stage.order``.
+        SpecError: ``stage.order``; FormatError: ``release.subject``.
     """
-    subjects = ReleaseFolder(Path(request.release)).subjects() if request.release else {}
-    if PORTABLE not in subjects:
+    folder = ReleaseFolder(Path(request.release))
+    if not request.release or not (folder.root / "portable.json").is_file():
         raise SpecError(
             "stage.order", f"{show(request.release)} has no record of {PORTABLE}: run package with this release folder",
             where=request.release,
         )  # fmt: skip
-    return subjects[PORTABLE]
+    return folder.subjects()[PORTABLE]
 
 
 def _write_helper(spec: Spec, request: Request, target: Path) -> None:

@@ -48,7 +48,8 @@ class Faults:
 
     ``rpc``: name -> [status, message]; ``image``: why image builds fail; ``preempt``: function names, each taken away
     once; ``deadline``: seconds that stand for every timeout; ``volumes``: name -> version that it has already;
-    ``images``: ids that ``from_id`` knows; ``secrets``: name -> variables.
+    ``images``: ids that ``from_id`` knows; ``secrets``: name -> variables;
+    ``files``: path in containers -> other content than was uploaded.
     """
 
     def __init__(self, path: Path) -> None:

@@ -240,6 +240,8 @@ class Calls:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(self._world.files[file.sha256_hex])
                 path.chmod((file.mode & 0o777) or 0o644)
+        for changed, text in self._world.faults.get("files", {}).items():
+            (files / changed.lstrip("/")).write_text(text)
         arguments = pb.ContainerArguments(
             task_id=name, function_id=self._function_id(function), app_id=self._app_of(function), function_def=function,
             app_layout=self._layout(function), environment_name="main",
