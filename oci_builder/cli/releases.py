@@ -40,7 +40,8 @@ def key_new(path: Path, json_file: str | None) -> None:
     made = make_key(path)
     write_json(made, json_file)
     if json_file != "-":
-        say(f"{made['id']}\n{made['public']}")
+        say(made["id"])
+        say(made["public"])
 
 
 @click.group()

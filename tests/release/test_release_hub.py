@@ -5,26 +5,38 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from oci_builder.model.errors import ConflictError, IntegrityError, OciBuilderError, SpecError, TransportError
+from oci_builder.build import BuildOptions, build
+from oci_builder.model.errors import (
+    ConflictError,
+    IntegrityError,
+    OciBuilderError,
+    PolicyError,
+    SpecError,
+    TransportError,
+)
 from oci_builder.model.events import Event
-from oci_builder.publish import Publication, publish
-from oci_builder.release.folder import ReleaseFolder
+from oci_builder.publish import Judge, Publication, publish
+from oci_builder.qualification import Rules, check_release, update_release
+from oci_builder.release.host import utc_now
 from oci_builder.release.parts import Part, hash_parts, plan_parts
 from oci_builder.release.publish import HubTarget, commit_files, fetch_files
 from oci_builder.release.receipts import Answer, judge
 from oci_builder.release.signing import load_public, save_key
 from tests.lab.hub import TOKEN, FakeHub, Request, times
 from tests.lab.hub import Answer as Reply
-from tests.release.helpers import DOCKER, OCI, PORTABLE, new_key, policy, trusted
+from tests.release.built import KEY, make_build, make_release, make_spec, publication, recorded_by_hand
+from tests.release.helpers import DOCKER, OCI, PORTABLE, policy, trusted
 
 pytest.importorskip("huggingface_hub")
-KEY = new_key()
 
 
 @pytest.fixture
@@ -226,7 +238,7 @@ def test_only_the_subprocess_goes_online(hub: FakeHub, tmp_path: Path, monkeypat
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     commit_files(target(hub), parts_of(tmp_path, a=10), "m")
     code = "import sys, oci_builder.publish; sys.exit('huggingface_hub' in sys.modules)"
-    assert subprocess.run(["python3", "-c", code], executable=os.sys.executable).returncode == 0  # type: ignore[attr-defined]
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
 class TestParts:
@@ -262,20 +274,17 @@ class TestParts:
         assert caught.value.code == "blob.digest"
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("made")
+    make_release(place)
+    return place
+
+
 @pytest.fixture
-def release(tmp_path: Path) -> Publication:
-    dist, folder = tmp_path / "dist", ReleaseFolder(tmp_path / "v1-r1").create()
-    dist.mkdir()
-    shas = {}
-    for name, size in ((PORTABLE, 7000), (OCI, 3000), (DOCKER, 4000)):
-        (dist / name).write_bytes(os.urandom(size))
-        shas[name] = hashlib.sha256((dist / name).read_bytes()).hexdigest()
-    folder.add("portable.json", json.dumps({"sha256": shas[PORTABLE]}).encode())
-    folder.add("container.json", json.dumps({"archives": {n: {"sha256": shas[n]} for n in (OCI, DOCKER)}}).encode())
-    folder.add("base.cdx.json", b"{}")
-    (tmp_path / "ensure_runtime.sh").write_text("#!/bin/bash\n")
-    save_key(KEY, tmp_path / "k")
-    return Publication(folder, dist, tmp_path / "ensure_runtime.sh", KEY, max_file=5000, part_size=3000)
+def release(made: Path, tmp_path: Path) -> Publication:
+    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
+    return publication(tmp_path)
 
 
 def test_a_release_is_published_and_verified_from_the_published_bytes_b217(
@@ -283,13 +292,11 @@ def test_a_release_is_published_and_verified_from_the_published_bytes_b217(
 ) -> None:
     delivery = publish(release, target(hub))
     published = {n.removeprefix("v1-r1/"): d for n, d in hub.files.items()}
-    expected = {"README.md", "SHA256SUMS", f"{PORTABLE}.part000", f"{PORTABLE}.part002", OCI, "base.cdx.json"}
+    expected = {"README.md", "SHA256SUMS", f"{PORTABLE}.part000", f"{OCI}.part002", "a.cdx.json"}
     assert set(published) >= expected
     trust = policy(trusted(KEY, not_after="2099-01-01T00:00:00Z"))
-    assert load_public(tmp_path / "k.pub") == KEY.public
+    assert load_public(save_key(KEY, tmp_path / "k")) == KEY.public
     envelope = published[f"receipts/{delivery.receipt.name}"]
-    from oci_builder.release.host import utc_now
-
     verdict = judge(envelope, trust, now=utc_now(), subjects=release.folder.subjects())
     assert (verdict.answer, verdict.reasons) == (Answer.VERIFIED, ())
     assert verdict.statement is not None
@@ -305,6 +312,7 @@ def test_the_card_and_the_delivery_receipt_come_last(hub: FakeHub, release: Publ
     delivery = publish(release, target(hub))
     first, second = (set(hub.commits[i][1]) for i in (1, 2))
     assert second - first == {"README.md", f"v1-r1/receipts/{delivery.receipt.name}"}
+    assert not any("qualification" in name for name in first)
     assert delivery.commit in hub.files["README.md"].decode()
 
 
@@ -329,7 +337,7 @@ def test_a_failed_publication_leaves_no_receipt_and_can_be_repeated(hub: FakeHub
     hub.faults.append(times(1, lambda r: "/commit/" in r.path, Reply(400, b"{}")))
     with pytest.raises(TransportError):
         publish(release, target(hub))
-    assert list(release.folder.receipts.iterdir()) == []
+    assert not list(release.folder.receipts.glob("publish-*"))
     archives = {hashlib.sha256(r.body).hexdigest() for r in hub.sent("PUT", "/put/")}
     hub.log.clear()
     publish(release, target(hub))
@@ -340,3 +348,76 @@ def test_no_token_is_in_anything_that_was_written(hub: FakeHub, release: Publica
     publish(release, target(hub))
     written = b"".join(p.read_bytes() for p in tmp_path.rglob("*") if p.is_file())
     assert TOKEN.encode() not in written + b"".join(hub.files.values())
+
+
+def test_a_secret_in_a_layer_stops_it_before_anything_is_sent(hub: FakeHub, tmp_path: Path) -> None:
+    token = "hf_" + "qWeRtYuIoPaSdFgHjKlZxCvBnMqWeRtYuI"
+    make_spec(tmp_path)
+    (tmp_path / "envs/a/settings.py").write_text(f"TOKEN = '{token}'\n")
+    build(tmp_path / "spec.json", tmp_path / "dist", BuildOptions(tmp_path / "cache"))
+    with pytest.raises(PolicyError) as caught:
+        publish(recorded_by_hand(tmp_path), target(hub))
+    assert caught.value.code == "policy.secret"
+    assert "settings.py" in caught.value.message and token not in caught.value.message
+    assert not hub.log
+
+
+def test_weights_in_a_layer_stop_it_before_anything_is_sent(hub: FakeHub, tmp_path: Path) -> None:
+    make_spec(tmp_path)
+    (tmp_path / "envs/a/model.safetensors").write_bytes(bytes(17 << 20))
+    build(tmp_path / "spec.json", tmp_path / "dist", BuildOptions(tmp_path / "cache"))
+    with pytest.raises(PolicyError) as caught:
+        publish(recorded_by_hand(tmp_path), target(hub))
+    assert (caught.value.code, hub.log) == ("policy.weights", [])
+
+
+def test_a_secret_in_the_image_s_settings_stops_it(hub: FakeHub, tmp_path: Path) -> None:
+    """A variable of the spec lands in the config, which every registry shows to everybody."""
+    token = "hf_" + "qWeRtYuIoPaSdFgHjKlZxCvBnMqWeRtYuI"
+    make_build(tmp_path, env=[f"HF_TOKEN={token}"])
+    with pytest.raises(PolicyError) as caught:
+        publish(recorded_by_hand(tmp_path), target(hub))
+    assert "image config" in caught.value.message and token not in caught.value.message
+
+
+def test_a_secret_in_the_helper_stops_it(hub: FakeHub, release: Publication) -> None:
+    release.helper.write_text("export TOKEN=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\n")
+    with pytest.raises(PolicyError):
+        publish(release, target(hub))
+    assert not hub.log
+
+
+def test_the_verdict_after_the_delivery_is_recorded_and_published(hub: FakeHub, release: Publication) -> None:
+    """The delivery receipt joins the folder, the verdict follows it, and nothing else there changes."""
+    place = release.folder.root.parent.parent
+    rules = Rules.load(place / "spec.json", place / "trust.json")
+    update_release(release.folder.root, rules, utc_now())
+    before = {p.name: p.read_bytes() for p in release.folder.root.iterdir() if p.is_file()}
+    publish(replace(release, judge=Judge(rules.gates, rules.policy, rules.spec)), target(hub))
+    assert check_release(release.folder.root, rules)["gates"][0]["state"] == "met"
+    verdict = (release.folder.root / "qualification.json").read_bytes()
+    assert hub.files["v1-r1/qualification.json"] == verdict
+    after = {p.name: p.read_bytes() for p in release.folder.root.iterdir() if p.is_file()}
+    assert {n for n in after if after[n] != before.get(n)} == {"qualification.json", "qualification.1.json"}
+    assert after["qualification.1.json"] == before["qualification.json"]
+
+
+def test_the_card_says_how_far_it_was_proved(hub: FakeHub, release: Publication) -> None:
+    place = release.folder.root.parent.parent
+    rules = Rules.load(place / "spec.json", place / "trust.json")
+    publish(release, target(hub))
+    assert "Not judged" in hub.files["README.md"].decode()
+    publish(replace(release, judge=Judge(rules.gates, rules.policy, rules.spec)), target(hub))
+    card = hub.files["README.md"].decode()
+    assert "1 of 1 gates met" in card and "- 8B runs" in card and "candidate" in card
+
+
+def test_the_card_s_own_commands_join_the_parts(hub: FakeHub, release: Publication, tmp_path: Path) -> None:
+    publish(release, target(hub))
+    fetched = tmp_path / "fetched"
+    for name, data in hub.files.items():
+        (fetched / name).parent.mkdir(parents=True, exist_ok=True)
+        (fetched / name).write_bytes(data)
+    script = hub.files["README.md"].decode().split("```sh\n")[1].split("```")[0]
+    done = subprocess.run(["sh", "-e", "-c", script], cwd=fetched / "v1-r1", capture_output=True, text=True)
+    assert (done.returncode, sorted(done.stdout.split())) == (0, sorted(["OK"] * 3 + [f"{n}:" for n in (PORTABLE, OCI, DOCKER)]))
