@@ -5,8 +5,11 @@ What goes in was read from the archives themselves, after their digests were com
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +21,7 @@ from oci_builder.model.limits import DEFAULT_LIMITS
 from oci_builder.model.receipts import DOCKER, OCI, PORTABLE, Check, Receipt
 from oci_builder.model.spec import Spec, load_spec
 from oci_builder.release.bills import Naming, bills, file_name
-from oci_builder.release.files import read_file, replace_file
+from oci_builder.release.files import io_error, read_file, replace_file
 from oci_builder.release.folder import ReleaseFolder, spec_sha256
 from oci_builder.release.host import engine_name, new_attempt, stamp, this_host, tool_versions
 from oci_builder.release.materials import materials
@@ -117,6 +120,8 @@ def _read_build(request: RecordRequest, spec: Spec) -> tuple[dict[str, Any], dic
     if missing:
         raise SpecError("record.build", f"container.json does not name {missing[0]}", where=str(request.dist))
     for name, sha256 in subjects.items():
+        if not (request.dist / name).is_file():
+            raise SpecError("record.build", f"{show(str(request.dist / name))} is not there", where=str(request.dist))
         hash_parts(plan_parts(name, request.dist / name, max_file=1 << 62), sha256)
     return container, subjects
 
@@ -179,11 +184,28 @@ def _put(
     Without that one, what is there is left from a run that was interrupted, or receipts that came first.
     """
     folder = request.folder.create()
-    for name in sorted(files.keys() - {LAST}):
-        replace_file(folder.root / name, files[name])
-    path = write_receipt(folder.receipts, receipt, subjects, request.key)
-    folder.add(LAST, files[LAST])
+    with _locked(folder.root):
+        if (folder.root / LAST).exists():
+            return _again(folder, {name: files[name] for name in RECORDS})
+        for name in sorted(files.keys() - {LAST}):
+            replace_file(folder.root / name, files[name])
+        path = write_receipt(folder.receipts, receipt, subjects, request.key)
+        folder.add(LAST, files[LAST])
     return Recorded(folder.root, digests, path)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """One writer at a time; the lock ends with its process."""
+    try:
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise io_error(error, folder) from None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
 
 
 def _again(folder: ReleaseFolder, files: Mapping[str, bytes]) -> Recorded:
