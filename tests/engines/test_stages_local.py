@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from oci_builder.engines.local_limits import find_gpus
 from oci_builder.model.receipts import DOCKER, OCI, PORTABLE
 from oci_builder.receipt import show_receipt, verify_receipt
 from oci_builder.release.host import utc_now
@@ -70,7 +71,7 @@ def test_nothing_is_left_in_scratch(chain: tuple[Lab, dict[str, Any]]) -> None:
     assert {r["kept"] for r in results.values()} == {""}
 
 
-@pytest.mark.parametrize("name", ["build", "package", "container", "qualification"])
+@pytest.mark.parametrize("name", ["package", "container"])
 def test_a_stage_runs_again_on_the_same_request(chain: tuple[Lab, dict[str, Any]], name: str) -> None:
     """A preempted stage is started again with its old input."""
     lab, results = chain
@@ -90,16 +91,16 @@ def test_a_qualified_release_is_not_repacked(chain: tuple[Lab, dict[str, Any]]) 
 def test_a_gpu_stage_is_refused_where_there_is_none(chain: tuple[Lab, dict[str, Any]], name: str) -> None:
     lab, _ = chain
     before = lab.receipts()
-    done = lab.stage(name, env={"LD_LIBRARY_PATH": "/nonexistent"})
-    if "ended" in done.stderr or done.returncode not in (4,):
-        pytest.fail(done.stderr)
-    assert "error[needs.gpu]" in done.stderr
+    if find_gpus():
+        pytest.skip("this machine has GPUs")
+    done = lab.stage(name)
+    assert (done.returncode, "error[needs.gpu]" in done.stderr) == (4, True), done.stderr
     assert lab.receipts() == before
 
 
 def test_nccl8_u24_wants_the_receipt_of_the_first_ubuntu(tmp_path: Path) -> None:
-    lab = make_lab(tmp_path, gates=[NCCL])
-    lab.stage("package")
+    lab = make_lab(tmp_path, gates=[NCCL], base={"scratch": True})
+    assert lab.stage("package").returncode == 0
     done = lab.stage("nccl8-u24")
     assert (done.returncode, "error[stage.first]" in done.stderr) == (4, True)
 
@@ -121,3 +122,31 @@ def test_repack_changes_packaging_and_starts_over(tmp_path: Path) -> None:
     receipt = said(lab.receipts()[0], lab)["receipt"]
     assert (receipt["stage"], receipt["details"]["from"]) == ("repack", first)
     assert lab.result("qualification")["details"]["state"] == "candidate"
+
+
+def test_the_time_limit_ends_a_stage_and_leaves_nothing_half(tmp_path: Path) -> None:
+    lab = make_lab(tmp_path, base={"scratch": True})
+    done = lab.stage("package", "--timeout", "0.05")
+    assert (done.returncode, "error[stage.timeout]" in done.stderr) == (1, True), done.stderr
+    assert [p.name for p in lab.out.iterdir()] == [] if lab.out.exists() else True
+    assert lab.stage("package").returncode == 0
+
+
+def test_a_stage_without_room_is_not_started(tmp_path: Path) -> None:
+    lab = make_lab(tmp_path, base={"scratch": True})
+    done = lab.stage("package", "--scratch", "1e9")
+    assert (done.returncode, "error[io.space]" in done.stderr, lab.out.exists()) == (5, True, False)
+
+
+def test_modal_is_not_started_before_somebody_agreed_to_its_cost(tmp_path: Path) -> None:
+    lab = make_lab(tmp_path, base={"scratch": True})
+    done = lab.stage("container", "--on", "modal")
+    assert (done.returncode, "error[budget.agreed]" in done.stderr) == (4, True), done.stderr
+    assert "not preemptible (CPU and memory billed 3 times)" in done.stderr
+
+
+def test_a_budget_s_limit_holds_whatever_is_said(tmp_path: Path) -> None:
+    lab = make_lab(tmp_path, base={"scratch": True})
+    (tmp_path / "budget.toml").write_text("[rates]\ncpu = 1\nmemory = 1\n[limits]\nstage = 1\n")
+    done = lab.stage("container", "--on", "modal", "--yes")
+    assert (done.returncode, "error[budget.limit]" in done.stderr) == (4, True), done.stderr
