@@ -21,7 +21,7 @@ from oci_builder.model.jsontext import dump_json
 from oci_builder.payload.python_libraries import carry_libraries
 from oci_builder.payload.uv import Interpreter
 
-_FORMAT = 2
+_FORMAT = 3
 _ASK = """
 import json, sys, sysconfig
 v = "%d.%d" % sys.version_info[:2]
@@ -29,6 +29,7 @@ p = sysconfig.get_paths()
 print(json.dumps({"version": v, "prefix": sys.base_prefix, "stdlib": p["stdlib"], "platstdlib": p["platstdlib"],
                   "include": p["include"]}))
 """
+_SHARED_PREFIXES = ("/", "/usr", "/usr/local")
 # Of the standard library: tests, what needs a display, what makes or fills environments, static libraries.
 _LEFT_OUT = (
     "__pycache__", "*/__pycache__", "site-packages/*", "dist-packages/*", "test", "*/tests", "*/test", "*/idle_test",
@@ -59,6 +60,7 @@ def stage_python(interpreter: Interpreter, work: Path, emit: Emit) -> Path:
     emit(Event("start", "python", unit="items"))
     try:
         _copy_all(interpreter.path, about, staging)
+        _bring_in(staging, interpreter.path, Path(about["prefix"]))
         carry_libraries(staging, emit, Path(about["prefix"]))
         settle_copy(staging)
         try:
@@ -88,6 +90,26 @@ def describe(python: Path) -> dict[str, Any]:
     except (ValueError, KeyError) as error:
         raise SpecError("spec.path", f"{show(str(python))} is no Python to ship: {error}", where=str(python)) from None
     return dict(about)
+
+
+def original_names(python: Path) -> dict[str, str]:
+    """Absolute path that an interpreter's own files name -> what it is below the staged copy, ``""`` for all of it.
+
+    A prefix of its own stands for all that is in it. A distribution's Python shares ``/usr`` with everybody, so that
+    only its own folders are meant.
+
+    Raises:
+        SpecError: ``spec.path``.
+    """
+    about = describe(python)
+    if about["prefix"] not in _SHARED_PREFIXES:
+        return {about["prefix"]: ""}
+    name = f"python{about['version']}"
+    programs = dict.fromkeys(
+        (f"{about['prefix']}/bin/python3", f"{about['prefix']}/bin/{name}", str(python)), f"bin/{name}"
+    )
+    folders = dict.fromkeys((about["stdlib"], about["platstdlib"]), f"lib/{name}")
+    return {**folders, **programs, about["include"]: f"include/{Path(about['include']).name}"}
 
 
 def _copy_all(python: Path, about: dict[str, Any], target: Path) -> None:
@@ -120,6 +142,21 @@ def _copy_tree(source: Path, target: Path, left_out: tuple[str, ...]) -> None:
                 yield name
 
     shutil.copytree(source, target, symlinks=True, ignore=lambda f, n: set(ignore(f, n)), dirs_exist_ok=True)
+
+
+def _bring_in(root: Path, python: Path, prefix: Path) -> None:
+    """Links that lead out of the copy become the file that they led to; those that led nowhere go."""
+    names, top = original_names(python), os.path.realpath(root)
+    for place in sorted(p for p in root.rglob("*") if p.is_symlink()):
+        target = os.readlink(place)
+        former = Path(os.path.normpath(prefix / place.relative_to(root).parent / target))
+        if target.startswith("/") and any(former.is_relative_to(name) for name in names):
+            continue  # relocation makes it relative
+        if os.path.exists(place) and os.path.realpath(place).startswith(top + "/"):
+            continue
+        place.unlink()
+        if former.is_file():
+            shutil.copy(former, place)
 
 
 def settle_copy(root: Path) -> None:

@@ -13,9 +13,10 @@ import pytest
 
 from oci_builder.model.errors import SpecError
 from oci_builder.model.events import Event, silent
+from oci_builder.payload import python as python_module
 from oci_builder.payload import python_libraries
 from oci_builder.payload.elf import ElfFacts
-from oci_builder.payload.python import describe, settle_copy, stage_python
+from oci_builder.payload.python import describe, original_names, settle_copy, stage_python
 from oci_builder.payload.python_libraries import carry_libraries
 from oci_builder.payload.relocate import apply_relocation, plan_relocation, prefixes_of, read_facts, set_search_path
 from oci_builder.payload.uv import Interpreter
@@ -86,7 +87,7 @@ def test_it_runs_where_nothing_but_glibc_is_and_runs_again_when_moved(python: Pa
         shutil.copy(found, root / "lib64")
     shutil.copytree(staged(python, tmp_path / "work"), root / "rt", symlinks=True)
     assert not set(GLIBC) & {p.name for p in (root / "rt/lib").iterdir()}
-    names = prefixes_of(root / "rt", "/rt", {describe(python)["prefix"]: ""})
+    names = prefixes_of(root / "rt", "/rt", original_names(python))
     apply_relocation(root / "rt", plan_relocation(root / "rt", names))
     code = f"import {', '.join(loadable(python))}; import sys; print(sys.prefix)"
     for place in ("rt", "other place"):
@@ -191,6 +192,47 @@ def test_what_needs_a_display_or_makes_environments_stays_behind(copy: Path) -> 
     assert not {"test", "idlelib", "tkinter", "ensurepip", "__pycache__"} & {p.name for p in library.iterdir()}
     assert not list((library / "site-packages").iterdir())
     assert not [p for p in copy.rglob("*") if p.suffix == ".a" or p.name == "__pycache__"]
+
+
+def test_a_python_of_its_own_prefix_names_that_and_a_distributions_its_own_folders_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    about = {"version": "3.13", "prefix": "/home/x/p", "stdlib": "/home/x/p/lib/python3.13"}
+    monkeypatch.setattr(python_module, "describe", lambda _: about)
+    assert original_names(Path("/home/x/p/bin/python3.13")) == {"/home/x/p": ""}
+    about |= {"prefix": "/usr", "stdlib": "/usr/lib/python3.13", "platstdlib": "/usr/lib64/python3.13"}
+    about |= {"include": "/usr/include/python3.13"}
+    assert original_names(Path("/usr/bin/python3.13")) == {
+        "/usr/lib/python3.13": "lib/python3.13", "/usr/lib64/python3.13": "lib/python3.13",
+        "/usr/include/python3.13": "include/python3.13", "/usr/bin/python3": "bin/python3.13",
+        "/usr/bin/python3.13": "bin/python3.13",
+    }  # fmt: skip
+
+
+def test_links_out_of_the_copy_become_files_and_links_to_nothing_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Debian's ``config-*/libpython3.11.so`` leads to the library in another folder of /usr."""
+    prefix, root = tmp_path / "prefix", tmp_path / "copy"
+    for place in (prefix, root):
+        (place / "lib/python3.13").mkdir(parents=True)
+    (prefix / "lib/other.so").write_text("other")
+    (prefix / "lib/python3.13/own.py").write_text("own")
+    (root / "lib/python3.13/own.py").write_text("own")
+    (tmp_path / "elsewhere").write_text("elsewhere")
+    targets = {
+        "near": "own.py", "far": "../other.so", "out": "../../../elsewhere", "absolute": str(tmp_path / "elsewhere"),
+        "own": str(prefix / "lib/python3.13/own.py"), "gone": "nothing", "loop": "loop", "folder": "/usr",
+    }  # fmt: skip
+    for name, target in targets.items():
+        (root / "lib/python3.13" / name).symlink_to(target)
+    monkeypatch.setattr(python_module, "original_names", lambda _: {str(prefix): ""})
+    python_module._bring_in(root, BASE, prefix)
+    found = {p.name: os.readlink(p) if p.is_symlink() else p.read_text() for p in (root / "lib/python3.13").iterdir()}
+    assert found == {
+        "own.py": "own", "near": "own.py", "far": "other", "out": "elsewhere", "absolute": "elsewhere",
+        "own": targets["own"],
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["python", "python3"])
