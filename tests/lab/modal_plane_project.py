@@ -32,6 +32,8 @@ GATES = [
     {"name": "archive", "stage": "container", "subjects": ["runtime.tar.gz", "runtime.oci.tar"],
      "checks": ["container-archive", "container-assembly"]},
     {"name": "exec", "stage": "container-check", "checks": ["container-exec", "hello"]},
+    {"name": "nccl8", "stage": "nccl8", "checks": ["nccl"], "required": False,
+     "hardware": {"name": "B200", "capability": "10.0", "count": 8}},
 ]  # fmt: skip
 
 
