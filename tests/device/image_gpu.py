@@ -17,6 +17,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -130,10 +131,14 @@ def checks(session: Session, options: argparse.Namespace, stage: str) -> list[di
 
 
 def image(steps: Steps) -> None:
+    """The chain on this machine's environment as the only tier."""
+    chain(steps, write_spec(steps.session, steps.options))
+
+
+def chain(steps: Steps, spec: dict[str, Any]) -> None:
     """Build once with all threads, verify, unpack, then run: from the archive, at another place, rootless."""
     session, options = steps.session, steps.options
     out, cache = session.work / "dist", session.work / "cache"
-    spec = write_spec(session, options)
     archives = [str(out / "runtime.oci.tar"), str(out / "runtime.docker.tar.gz")]
     jobs = ["--jobs", str(os.cpu_count())]
     build = ["build", str(session.work / "spec.json"), "--out", str(out), "--cache", str(cache), *jobs]
@@ -150,12 +155,28 @@ def image(steps: Steps) -> None:
     steps.cli("verify", 90, "verify", *archives, *jobs, "--json", report)
     gates = ["--exec", "--cache", str(cache), "--receipt", str(session.out / "gates.json"), *jobs]
     gpu = [] if options.small else ["--gpu", "all"]
-    steps.cli("verify-exec", 330, "verify", *archives, *gates, *gpu, needed=60)
+    steps.cli("verify-exec", 400, "verify", *archives, *gates, *gpu, needed=60)
+    sign(steps, archives, session.out / "gates.json")
     shutil.rmtree(cache / "staged", ignore_errors=True)
-    rootless(steps, archives, [*jobs, *gpu])
+    if not options.root_only:
+        rootless(steps, archives, [*jobs, *gpu])
     tree = session.work / "tree"
     if not steps.cli("unpack", 90, "unpack", archives[0], str(tree), *jobs):
         moved_and_alone(steps, spec, tree)
+
+
+def sign(steps: Steps, archives: list[str], receipt: Path) -> None:
+    """Sign what the checks said, with a key that is made for this run and thrown away with it."""
+    session = steps.session
+    if not receipt.exists():
+        return
+    private, folder = session.work / "key", session.out / "signed"
+    folder.mkdir(exist_ok=True)
+    named = [word for archive in archives for word in ("--archive", archive)]
+    if steps.cli("key", 20, "key", "new", str(private)):
+        return
+    shutil.copy(private.with_name("key.pub"), session.out / "key.pub")
+    steps.cli("sign", 60, "receipt", "sign", str(receipt), str(folder), *named, "--key", str(private))
 
 
 def rootless(steps: Steps, archives: list[str], more: list[str]) -> None:
@@ -249,22 +270,27 @@ def made(folder: Path) -> str:
     return str(folder)
 
 
-def main() -> int:
-    """Run one part; 0 when everything passed and nothing was left out."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("part", choices=("image", "threads"))
+def parser(parts: tuple[str, ...]) -> argparse.ArgumentParser:
+    """Options of a part."""
+    parser = argparse.ArgumentParser(description="From a build to checks on real GPUs.")
+    parser.add_argument("part", choices=parts)
     parser.add_argument("out", type=Path)
     parser.add_argument("--env", type=Path, default=Path("/opt/torch/.venv"))
     parser.add_argument("--root", default="/")
     parser.add_argument("--exclude", action="append", default=[], help="more that the base leaves out")
     parser.add_argument("--budget", type=float, default=BUDGET)
+    parser.add_argument("--root-only", action="store_true", help="leave out what an ordinary user does")
     parser.add_argument("--small", action="store_true", help="no GPU: only what a CPU can show")
-    options = parser.parse_args()
+    return parser
+
+
+def run_part(options: argparse.Namespace, parts: dict[str, Callable[[Steps], None]]) -> int:
+    """Run one part; 0 when everything passed and nothing was left out."""
     os.environ.update(NO_MULTICAST)
     session = prepare(options.out, facts=("df -h / /var/tmp",))
     steps = Steps(session, options)
     try:
-        {"image": image, "threads": threads}[options.part](steps)
+        parts[options.part](steps)
     except Exception as error:
         session.say(f"the script failed: {type(error).__name__}: {error}")
         steps.good = False
@@ -277,4 +303,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_part(parser(("image", "threads")).parse_args(), {"image": image, "threads": threads}))
