@@ -1,0 +1,214 @@
+"""What can go wrong on Modal: which error it becomes, what is left, and that the next run goes on from there."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("modal", reason="needs the extra 'modal'")
+
+from tests.lab.modal_plane_client import ROOT, Ran, RunningPlane, bare_python, why_not
+from tests.lab.modal_plane_project import VOLUME, Project, make_project
+
+pytestmark = [
+    pytest.mark.root,
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(why_not()), reason=why_not() or "it can"),
+]
+MAIN = "from oci_builder.cli import main; main()"
+
+
+class Lab:
+    """The stand-in and a project; ``stage`` is ``oci-builder stage NAME --on modal``."""
+
+    def __init__(self, plane: RunningPlane, project: Project) -> None:
+        self.plane, self.project = plane, project
+
+    def stage(self, name: str, *words: str, code: str = MAIN, agree: bool = True, **env: str) -> Ran:
+        given = [w for w in self.project.words if agree or w != "--yes"]
+        command = [sys.executable, "-c", code, "stage", name, "--on", "modal", *given, *words]
+        done = subprocess.run(
+            command, cwd=ROOT, env=self.plane.env(**env), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300
+        )
+        return Ran(done.returncode, done.stdout, done.stderr)
+
+    @property
+    def volume(self) -> Path:
+        return self.plane.volume(VOLUME)
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    folder = tmp_path_factory.mktemp("modal")
+    plane = RunningPlane(folder / "plane", bare_python(folder / "python"))
+    try:
+        yield Lab(plane, make_project(folder / "project", plane))
+    finally:
+        plane.stop()
+
+
+@pytest.fixture
+def lab(running: Lab) -> Iterator[Lab]:
+    running.plane.faults()
+    yield running
+    running.plane.faults()
+
+
+def refused(ran: Ran, status: int, code: str) -> None:
+    """The error, once, with its status, and no traceback of ours."""
+    assert (ran.status, ran.text.count(f"error[{code}]")) == (status, 1), ran.text
+    assert "Traceback" not in ran.err
+
+
+@pytest.mark.parametrize(
+    ("faults", "status", "code"),
+    [
+        ({"rpc": {"AppCreate": ["UNAUTHENTICATED", "Token ID not found"]}}, 5, "modal.auth"),
+        ({"rpc": {"FunctionCreate": ["RESOURCE_EXHAUSTED", "spend limit reached"]}}, 5, "modal.quota"),
+        ({"rpc": {"FunctionCreate": ["INVALID_ARGUMENT", "no such GPU"]}}, 2, "modal.invalid"),
+        ({"rpc": {"AppCreate": ["INTERNAL", "it broke"]}}, 5, "modal.service"),
+        ({"image": "apt-get: exit 100"}, 5, "modal.image"),
+        ({"volumes": {VOLUME: 1}}, 2, "modal.volume"),
+    ],
+    ids=["auth", "budget", "invalid", "service", "image", "volume-v1"],
+)
+def test_refusals_of_the_service_are_our_errors_and_nothing_runs(
+    lab: Lab, faults: dict[str, object], status: int, code: str
+) -> None:
+    before = lab.plane.mark
+    lab.plane.faults(**faults)
+    refused(lab.stage("build"), status, code)
+    assert lab.plane.events("container", before) == []
+
+
+def test_an_unknown_profile(lab: Lab) -> None:
+    before = lab.plane.mark
+    ran = lab.stage("build", MODAL_PROFILE="nobody")
+    refused(ran, 5, "modal.auth")
+    assert "'nobody'" in ran.err and "MODAL_PROFILE" in ran.err
+    assert lab.plane.mark == before, "nobody was asked"
+
+
+def test_the_profile_is_the_user_s(lab: Lab) -> None:
+    """MODAL_PROFILE alone decides whose account is used, under ``modal run`` as well."""
+    config = lab.plane.root / "two.toml"
+    config.write_text((lab.plane.root / "modal.toml").read_text().replace("[lab]", "[other]").replace("ak-lab", "ak-two"))
+    before = lab.plane.mark
+    env = {"MODAL_CONFIG_PATH": str(config), "MODAL_PROFILE": "other"}
+    ran = lab.plane.run("run", "-q", "modal_build.py", "--stage", "build", *lab.project.words, **env)
+    assert ran.status == 0, ran.text
+    assert [app["token"] for app in lab.plane.events("app", before)] == ["ak-two", "ak-two"]
+    ran = lab.plane.run("run", "modal_build.py", "--stage", "build", MODAL_CONFIG_PATH=str(config), MODAL_PROFILE="lab")
+    assert ran.status == 1 and "'lab' was not found" in ran.text
+
+
+def test_a_missing_secret_names_the_command_that_makes_it(lab: Lab) -> None:
+    ran = lab.stage("publish")
+    refused(ran, 2, "modal.missing")
+    assert "modal secret create" in ran.err and "'huggingface'" in ran.err
+
+
+def test_an_unknown_frozen_image(lab: Lab) -> None:
+    lab.plane.faults(secrets={"oci-builder-key": {"OCI_BUILDER_KEY": ""}})
+    refused(lab.stage("repack", NRL_REPACK_IMAGE_ID="im-gone"), 2, "modal.missing")
+
+
+def test_nothing_starts_without_a_yes(lab: Lab) -> None:
+    before = lab.plane.mark
+    ran = lab.stage("container", agree=False)
+    refused(ran, 4, "budget.agreed")
+    assert "not preemptible (CPU and memory billed 3 times)" in ran.err
+    assert lab.plane.mark == before, "nobody was asked"
+
+
+def test_modal_run_checks_the_budget_before_any_image(lab: Lab, tmp_path: Path) -> None:
+    budget = tmp_path / "budget.toml"
+    budget.write_text('[rates]\ncpu = 1.0\nmemory = 1.0\n[limits]\nstage = 0.5\n')
+    before = lab.plane.mark
+    ran = lab.plane.run(
+        "run", "modal_build.py", "--stage", "build", *lab.project.words, "--budget", str(budget)
+    )
+    refused(ran, 4, "budget.limit")
+    assert [e["kind"] for e in map(json.loads, (lab.plane.root / "events.jsonl").read_text().splitlines()[before:])] == [
+        "app", "disconnect",
+    ]  # fmt: skip
+
+
+def test_a_timeout_ends_the_stage_and_the_next_run_goes_on(lab: Lab) -> None:
+    before = lab.plane.mark
+    lab.plane.faults(deadline=1)
+    ran = lab.stage("build")
+    refused(ran, 1, "stage.timeout")
+    assert "it has 180 minutes" in ran.err
+    assert [e["late"] for e in lab.plane.events("exit", before)] == [True]
+    lab.plane.faults()
+    assert lab.stage("build").status == 0
+
+
+def test_an_exception_comes_back_with_its_log_and_the_volume_is_committed(lab: Lab) -> None:
+    before = lab.plane.mark
+    broken = (
+        "ARCHIVE = RUNTIME = ''\ndef answer(name, sent):\n"
+        "    open('/vol/half', 'w').write('x')\n    raise RuntimeError('it broke')\n"
+    )
+    lab.plane.faults(files={"/root/oci_builder/engines/modal_container.py": broken})
+    ran = lab.stage("build")
+    assert (ran.status, ran.err.count("error[modal.remote]")) == (1, 1), ran.text
+    assert "RuntimeError: it broke" in ran.text
+    assert [e["volume"] for e in lab.plane.events("commit", before)] == [VOLUME]
+    (lab.volume / "half").unlink()
+
+
+def test_a_preempted_stage_runs_again_on_the_same_input(lab: Lab) -> None:
+    before = lab.plane.mark
+    lab.plane.faults(preempt=["package"])
+    ran = lab.stage("package")
+    assert ran.status == 0, ran.text
+    ends, starts = lab.plane.events("exit", before), lab.plane.events("container", before)
+    assert [e["preempted"] for e in ends] == [True, False]
+    assert len({e["input"] for e in starts}) == 1
+    assert lab.plane.events("retry", before) == []
+
+
+def test_a_stage_that_may_not_be_preempted_is_not(lab: Lab) -> None:
+    assert lab.stage("package").status == 0
+    before = lab.plane.mark
+    lab.plane.faults(preempt=["container"])
+    assert lab.stage("container").status == 0
+    assert [e["preempted"] for e in lab.plane.events("exit", before)] == [False]
+
+
+def test_a_package_that_was_not_shipped_is_named(lab: Lab) -> None:
+    code = f"import oci_builder.engines.modal_app as m; m.SOURCES = ('oci_builder',); {MAIN}"
+    ran = lab.stage("build", code=code)
+    assert (ran.status, ran.err.count("error[modal.source]")) == (2, 1), ran.text
+    assert "'chroot_exec'" in ran.err
+
+
+def test_another_version_in_the_container(lab: Lab) -> None:
+    lab.plane.faults(files={"/root/oci_builder/__init__.py": "__version__ = '0.0.1'\n"})
+    refused(lab.stage("build"), 2, "stage.version")
+
+
+def test_what_a_failed_stage_left_is_on_the_volume(lab: Lab) -> None:
+    """Local disk goes with its container; logs are moved to where people can look."""
+    assert lab.stage("package").status == 0
+    checks = lab.project.spec.parent / "no.json"
+    checks.write_text(json.dumps([{"name": "no", "argv": ["/bin/sh", "-c", "exit 3"]}]))
+    ran = lab.stage("container-check", "-o", f"checks={checks}")
+    assert ran.status == 1, ran.text
+    place = next(line.split(": ")[1] for line in ran.err.splitlines() if line.startswith("kept for diagnosis"))
+    assert place.startswith("/vol/cache/failed/container-check-")
+    kept = lab.volume / Path(place).relative_to("/vol")
+    assert kept.is_dir()
+
+
+def test_a_gpu_stage_needs_the_record_of_package(lab: Lab, tmp_path: Path) -> None:
+    before = lab.plane.mark
+    refused(lab.stage("single", "--release", str(tmp_path / "none")), 2, "stage.order")
+    assert lab.plane.mark == before
