@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from oci_builder.model.digest import Digest
-from oci_builder.model.errors import FormatError, IntegrityError, OciBuilderError, disk_error
+from oci_builder.model.errors import FormatError, IntegrityError, OciBuilderError, PolicyError, disk_error
 from oci_builder.model.events import Emit, Event, silent
 from oci_builder.model.limits import DEFAULT_LIMITS, Limits
 from oci_builder.model.report import Finding
 from oci_builder.rootfs.apply import ApplyOptions, RootTree
 from oci_builder.rootfs.destination import Destination
-from oci_builder.transports.opened import Chunks, ImageFile, OpenOptions
-from oci_builder.transports.wanted import WantedImage, WantedLayer
+from oci_builder.transports.opened import ImageFile, OpenOptions
+from oci_builder.transports.wanted import Chunks, WantedImage, WantedLayer
 from oci_builder.wire.compress import Options, decode_chunks, sniff
 from oci_builder.wire.source import Ahead
 from oci_builder.wire.tar import TarReader
@@ -94,8 +94,10 @@ def unpack_image(
         try:
             with ImageFile(archive, how) as file:
                 emit(Event("start", task, total=_size(archive)))
+                total = 0
                 for layer, chunks in file.layers():
-                    _apply(tree, layer, chunks, options)
+                    total += _apply(tree, layer, chunks, options)
+                    _require_size(total, archive, options.limits)
                 image = file.image or file.found()
             tree.finish()
         except OSError as error:
@@ -104,29 +106,37 @@ def unpack_image(
             tree.close()
         place.commit()
     emit(Event("done", task))
-    return _report(folder, image, tree)
+    return _report(folder, image, (*file.warnings, *tree.notes.findings()), tree)
 
 
 def _size(archive: Path) -> int:
     return archive.stat().st_size if archive.is_file() else 0
 
 
-def _report(folder: Path, image: WantedImage, tree: RootTree) -> UnpackReport:
+def _require_size(total: int, archive: Path, limits: Limits) -> None:
+    if total > limits.image_size:
+        raise PolicyError(
+            "limit.image", f"{archive.name}: its layers have over {limits.image_size} bytes; raise limits.image_size if"
+            " this image is really meant to be so large", where=archive.name, expected=f"<= {limits.image_size}",
+            actual=total,
+        )  # fmt: skip
+
+
+def _report(folder: Path, image: WantedImage, warnings: tuple[Finding, ...], tree: RootTree) -> UnpackReport:
     counts = tree.counts
     summary = {"layers": counts.layers, "entries": counts.entries, "bytes": counts.bytes, **counts.kinds}
-    return UnpackReport(
-        folder, image.manifest or Digest.of(image.config), image.config, summary, tree.notes.findings()
-    )  # fmt: skip
+    manifest = image.manifest.digest if image.manifest else Digest.of(image.config)
+    return UnpackReport(folder, manifest, image.config, summary, warnings)
 
 
-def _apply(tree: RootTree, layer: WantedLayer, chunks: Chunks, options: UnpackOptions) -> None:
-    """Apply one layer and prove that its bytes are the layer's."""
+def _apply(tree: RootTree, layer: WantedLayer, chunks: Chunks, options: UnpackOptions) -> int:
+    """Apply one layer and prove that its bytes are the layer's; its uncompressed size."""
     where = f"layer {layer.digest or layer.name}"
     head = next(chunks, b"")
     compression = sniff(head)
     if layer.compression not in (None, compression):
         raise FormatError(
-            "media.compression", f"{where}: declared as {layer.compression}, the bytes are {compression}", where=where,
+            "media.mismatch", f"{where}: declared as {layer.compression}, the bytes are {compression}", where=where,
             expected=layer.compression, actual=compression,
         )  # fmt: skip
     source = _Source(head, chunks)
@@ -148,6 +158,7 @@ def _apply(tree: RootTree, layer: WantedLayer, chunks: Chunks, options: UnpackOp
             raise
         _drain(verified)
     tar.require(layer.diff_id, where)
+    return tar.size
 
 
 def _ahead(
@@ -185,11 +196,13 @@ class _Hashed:
 
     def __init__(self) -> None:
         self._hash = hashlib.sha256()
+        self.size = 0
 
     def hash(self, chunks: Iterator[bytes | memoryview]) -> Chunks:
         """Pass ``chunks`` on."""
         for chunk in chunks:
             self._hash.update(chunk)
+            self.size += len(chunk)
             yield chunk
 
     def require(self, expected: Digest, where: str) -> None:

@@ -12,7 +12,7 @@ from oci_builder.cli.common import write_json
 from oci_builder.model.errors import SpecError
 from oci_builder.model.jsontext import load_json
 from oci_builder.transports.contents import read_contents
-from oci_builder.transports.unchanged import _identity
+from oci_builder.transports.unchanged import identity
 
 
 def test_a_pipe_is_no_archive_and_is_not_waited_for(tmp_path: Path) -> None:
@@ -37,7 +37,7 @@ def test_a_report_is_written_to_a_pipe_not_over_it(tmp_path: Path) -> None:
 
 def test_a_missing_base_is_our_input_being_wrong(tmp_path: Path) -> None:
     with pytest.raises(SpecError) as error:
-        _identity(tmp_path / "absent.tar")
+        identity(tmp_path / "absent.tar")
     assert (error.value.code, error.value.exit_status) == ("spec.path", 2)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from oci_builder.judge.layer import LayerFacts, read_layer
 from oci_builder.judge.options import Findings, JudgeOptions
 from oci_builder.model.digest import Digest
 from oci_builder.model.errors import OciBuilderError
+from oci_builder.model.limits import Limits
 from oci_builder.wire.compress import Compression
 
 # Members kept in memory together: a document is at most 4 MiB, an archive has a handful.
@@ -97,28 +99,31 @@ class Intake:
         where = f"{self.findings.where}: {name}"
         blob_hash = self.hashers.new("blob")
         member = Member(name, size, Digest.of(b""))
-        if self._is_document(head, size):
+        if self._kept + size <= MOST_KEPT and is_document(head, size, self.options.limits):
             self._kept += size
             member.data = b"".join(blob_hash.tee(chunks))
         else:
-            member.layer = read_layer(chunks, where, self.options, self.hashers, blob_hash)
+            member.layer = read_layer(chunks, where, self.options, self.hashers, blob_hash, name)
         member.size, member.digest = blob_hash.size, blob_hash.digest()
         if outer.error:
             raise outer.error
         self.contents.members[name] = member
         return member
 
-    def _is_document(self, head: bytes, size: int) -> bool:
-        if size > self.options.limits.document or self._kept + size > MOST_KEPT:
-            return False
-        return size <= _TINY or head.lstrip()[:1] in (b"{", b"[")
-
     def layer_facts(self, member: Member) -> LayerFacts:
         """The member read as a layer, now if it was kept as a document."""
         if member.layer is None:
             where = f"{self.findings.where}: {member.name}"
-            member.layer = read_layer([member.data or b""], where, self.options, self.hashers, self.hashers.new("blob"))
+            blob_hash = self.hashers.new("blob")
+            member.layer = read_layer(
+                [member.data or b""], where, self.options, self.hashers, blob_hash, member.name
+            )
         return member.layer
+
+
+def is_document(head: bytes, size: int, limits: Limits) -> bool:
+    """Whether a member of this size that begins so may be a document, and not only a layer."""
+    return size <= limits.document and (size <= _TINY or head.lstrip()[:1] in (b"{", b"["))
 
 
 class _Outer:
@@ -153,3 +158,12 @@ def blob_name(name: str) -> str | None:
     """The hex digest when ``name`` is a blob of an OCI layout."""
     found = _BLOB.match(name)
     return found.group(1) if found else None
+
+
+def link_target(name: str, link: bytes) -> str:
+    """Where a link inside the archive leads, as a member's name; outside or absolute targets lead nowhere."""
+    target = link.decode("utf-8", "surrogateescape")
+    if target.startswith("/"):
+        return "/"
+    joined = os.path.normpath(os.path.join(os.path.dirname(name), target))
+    return "/" if joined.startswith("..") else joined

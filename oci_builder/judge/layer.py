@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from oci_builder.judge.hashing import Hashers, SideHash
-from oci_builder.judge.options import JudgeOptions
+from oci_builder.judge.options import JudgeOptions, OnEntry
 from oci_builder.judge.treelog import TreeLog
 from oci_builder.model.digest import Digest
 from oci_builder.model.errors import FormatError, OciBuilderError, PolicyError, show
@@ -51,11 +51,13 @@ class LayerFacts:
 
 
 def read_layer(
-    chunks: Iterable[bytes | memoryview], where: str, options: JudgeOptions, hashers: Hashers, blob_hash: SideHash
-) -> LayerFacts:
+    chunks: Iterable[bytes | memoryview], where: str, options: JudgeOptions, hashers: Hashers, blob_hash: SideHash,
+    name: str = "",
+) -> LayerFacts:  # fmt: skip
     """Read a blob as a layer. Never raises for what its bytes hold; all of ``chunks`` is consumed.
 
     Args:
+        name: of the member, for ``options.entries``.
         blob_hash: takes the blob's bytes; where they are not compressed, its digest is the diff_id too.
     """
     pull = Pull(blob_hash.tee(chunks))
@@ -78,7 +80,7 @@ def read_layer(
     try:
         stream = tar_hash.tee(decoded) if packed else decoded
         tar = TarReader(stream, limits=options.limits, where=where, strict=strict, warn=warn)
-        end = _walk(tar, where, facts)
+        end = _walk(tar, where, facts, options.entries, name)
         for chunk in decoded:
             if packed:
                 tar_hash.update(chunk)
@@ -98,7 +100,7 @@ def _rest(pull: Pull) -> Iterator[memoryview]:
         yield chunk
 
 
-def _walk(tar: TarReader, where: str, facts: LayerFacts) -> int:
+def _walk(tar: TarReader, where: str, facts: LayerFacts, told: OnEntry | None, name: str) -> int:
     """Check the tar; a fault of it is kept and the walk ends, while its bytes go on to be hashed.
 
     Returns where the end marker of a well-formed tar would end.
@@ -108,6 +110,8 @@ def _walk(tar: TarReader, where: str, facts: LayerFacts) -> int:
         for entry in tar:
             end = tar.tar_size + entry.size + (-entry.size % 512)
             _check_entry(entry, where, facts)
+            if told is not None:
+                told(name, entry, tar)
     except OciBuilderError as error:
         if error.code.startswith(_OF_THE_STREAM):
             raise

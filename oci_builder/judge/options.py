@@ -8,11 +8,26 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from oci_builder.model.errors import OciBuilderError
+from oci_builder.model.errors import (
+    CheckFailed,
+    ConflictError,
+    FormatError,
+    IntegrityError,
+    OciBuilderError,
+    PolicyError,
+    SpecError,
+    TransportError,
+)
 from oci_builder.model.events import Emit, silent
 from oci_builder.model.limits import DEFAULT_LIMITS, Limits
-from oci_builder.model.report import Finding
+from oci_builder.model.report import Finding, Report
+from oci_builder.wire.tar import TarEntry, TarReader
 
+OnEntry = Callable[[str, TarEntry, TarReader], None]
+
+_KINDS: dict[int, type[OciBuilderError]] = {
+    kind.exit_status: kind for kind in (CheckFailed, SpecError, FormatError, PolicyError, TransportError, ConflictError)
+}
 # Of one code, in one archive: an archive must not be able to fill a report.
 _MOST_OF_A_CODE = 100
 
@@ -29,6 +44,8 @@ class JudgeOptions:
         threads: decoding threads; 0 takes the number of CPUs.
         emit: takes progress.
         shortcut: prove layers of the second archive by comparing bytes with the first, where they are the same.
+        task: what progress is called.
+        entries: told each entry of each member that is read as a layer, with the member's name.
     """
 
     profile: str = "foreign"
@@ -37,6 +54,8 @@ class JudgeOptions:
     threads: int = 0
     emit: Emit = silent
     shortcut: bool = True
+    task: str = "verify"
+    entries: OnEntry | None = None
 
     @property
     def strict(self) -> bool:
@@ -47,6 +66,14 @@ class JudgeOptions:
     def workers(self) -> int:
         """Decoding threads."""
         return self.threads or min(16, len(os.sched_getaffinity(0)))
+
+
+def finding_error(finding: Finding) -> OciBuilderError:
+    """The error that a finding stands for."""
+    integrity = finding.code.startswith("blob.") or finding.code == "layer.diff_id"
+    kind = IntegrityError if integrity else _KINDS.get(finding.exit_status, FormatError)
+    shown = finding.message if finding.where in finding.message else f"{finding.where}: {finding.message}"
+    return kind(finding.code, shown, where=finding.where, expected=finding.expected, actual=finding.actual)
 
 
 class Findings:
@@ -91,6 +118,17 @@ class Findings:
             yield
         except OciBuilderError as error:
             self.take(error)
+
+    def require(self) -> None:
+        """Raise the most telling error that was found, as ``verify`` would answer with its exit status.
+
+        Raises:
+            OciBuilderError: of the kind of the finding.
+        """
+        report = Report((), tuple(self.found))
+        for finding in report.errors:
+            if finding.exit_status == report.exit_status:
+                raise finding_error(finding)
 
     def judge(self, strict: bool) -> Callable[..., None]:
         """``error`` when strict, else ``warn``."""

@@ -10,11 +10,12 @@ from contextlib import closing
 from itertools import chain
 from pathlib import Path
 
-from oci_builder.judge.contents import Contents, Intake
+from oci_builder.judge.contents import Contents, Intake, link_target
 from oci_builder.judge.hashing import Hashers, SideHash
 from oci_builder.judge.options import Findings, JudgeOptions
+from oci_builder.judge.path import is_folder
 from oci_builder.judge.sameness import Known, Segment, Shared
-from oci_builder.model.errors import FormatError, OciBuilderError, PolicyError, TransportError, show
+from oci_builder.model.errors import FormatError, OciBuilderError, PolicyError, disk_error, show
 from oci_builder.model.events import Event
 from oci_builder.wire.compress import MemberSeen, Options, decode_chunks, sniff
 from oci_builder.wire.source import FileRange
@@ -29,10 +30,12 @@ def read_archive(
     """Read everything that ``path`` holds. Faults of the bytes become findings.
 
     Raises:
-        TransportError: ``io.error`` when the path cannot be opened or read.
+        SpecError: ``spec.path``: no archive and no layout is there.
+        TransportError: ``io.*`` when the path cannot be opened or read.
     """
+    folder = is_folder(path)
     try:
-        if path.is_dir():
+        if folder:
             intake = Intake(Contents(path, "identity", is_folder=True), options, findings, hashers)
             _folder(intake, path)
             return intake
@@ -42,15 +45,13 @@ def read_archive(
         finally:
             os.close(fd)
     except OSError as error:
-        raise TransportError("io.error", f"{path}: {error.strerror}", where=str(path)) from None
+        raise disk_error(error, f"reading {path.name}") from None
 
 
 def _file(
     path: Path, fd: int, options: JudgeOptions, findings: Findings, hashers: Hashers, shared: Shared | None
 ) -> Intake:
     info = os.fstat(fd)
-    if not stat.S_ISREG(info.st_mode):
-        raise TransportError("io.error", f"{path}: neither a file nor a folder", where=str(path))
     source = FileRange(fd, 0, info.st_size)
     outer = sniff(source.pread(4, 0))
     cuts = shared.segments(source) if shared and outer == "gzip" else []
@@ -80,7 +81,7 @@ def _mark_shared(contents: Contents, cuts: list[Segment]) -> None:
 class _OuterTar:
     """Walks the tar of an archive file."""
 
-    __slots__ = ("_foreign", "_intake", "_places", "_prefixed", "_segments", "_source", "_unplaced", "_whole")
+    __slots__ = ("_foreign", "_intake", "_places", "_prefixed", "_segments", "_source", "_task", "_unplaced", "_whole")
 
     def __init__(self, intake: Intake, source: FileRange, segments: list[Segment], whole: SideHash) -> None:
         self._intake, self._source, self._segments, self._whole = intake, source, segments, whole
@@ -88,6 +89,7 @@ class _OuterTar:
         self._places: list[tuple[int, int, str]] = []
         self._foreign: list[tuple[int, int]] = []
         self._prefixed = False
+        self._task = f"{intake.options.task} {intake.contents.path.name}"
 
     def run(self) -> bool:
         """Read all members; False when shared segments are in use and anything is not as it should be."""
@@ -144,7 +146,7 @@ class _OuterTar:
                         yield chunk
 
     def _raw(self, segment: Segment) -> Iterator[bytes]:
-        at, emit, task = segment.start, self._intake.options.emit, f"verify {self._intake.contents.path.name}"
+        at, emit, task = segment.start, self._intake.options.emit, self._task
         while at < segment.end:
             chunk = self._source.pread(min(_CHUNK, segment.end - at), at)
             if not chunk:
@@ -192,7 +194,7 @@ class _OuterTar:
             most = f"{findings.where}: more than {len(contents.members)} members"
             raise PolicyError("limit.members", most, where=findings.where)
         if entry.kind is Kind.SYMLINK:
-            contents.links[name] = _target(name, entry.link)
+            contents.links[name] = link_target(name, entry.link)
             return
         if entry.kind is not Kind.FILE:
             findings.error("archive.member", shown, f"a {entry.kind} in an image archive", actual=entry.kind)
@@ -230,15 +232,6 @@ class _OuterTar:
             self._intake.findings.warn(code, "", message)
 
 
-def _target(name: str, link: bytes) -> str:
-    """Where a link inside the archive leads, as a member's name; outside or absolute targets lead nowhere."""
-    target = link.decode("utf-8", "surrogateescape")
-    if target.startswith("/"):
-        return "/"
-    joined = os.path.normpath(os.path.join(os.path.dirname(name), target))
-    return "/" if joined.startswith("..") else joined
-
-
 def _not_an_archive(error: OciBuilderError, contents: Contents) -> OciBuilderError:
     if contents.members or error.code not in ("tar.checksum", "tar.truncated"):
         return error
@@ -264,7 +257,7 @@ def _folder_member(intake: Intake, path: Path, name: str) -> None:
         if path.is_symlink():
             intake.findings.error("archive.member", shown, "a symbolic link in an OCI layout", actual="symlink")
             return
-        raise TransportError("io.error", f"{path}: {error.strerror}", where=str(path)) from None
+        raise disk_error(error, f"reading {path.name}") from None
     try:
         info = os.fstat(fd)
         if not stat.S_ISREG(info.st_mode):

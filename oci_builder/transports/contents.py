@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from oci_builder.judge.archive import judge
+from oci_builder.judge.contents import Member
+from oci_builder.judge.hashing import Hashers
+from oci_builder.judge.image import ImageView
+from oci_builder.judge.oci import REF_NAME
+from oci_builder.judge.options import Findings, JudgeOptions
+from oci_builder.judge.outer import read_archive
+from oci_builder.judge.survey import require_image
 from oci_builder.model import media
-from oci_builder.model.digest import Digest
-from oci_builder.model.documents import Descriptor, DockerArchiveItem, ImageConfig, parse_document, validate
-from oci_builder.model.errors import FormatError, SpecError, disk_error, show
 from oci_builder.model.events import Emit, Event, silent
 from oci_builder.model.jsontext import load_json
 from oci_builder.model.limits import DEFAULT_LIMITS, Limits
-from oci_builder.transports.resolve import resolve_manifest
-from oci_builder.transports.wanted import link_target
-from oci_builder.wire.compress import Options, decode_chunks, sniff
-from oci_builder.wire.source import FileRange
 from oci_builder.wire.tar import Kind, TarEntry, TarReader
 
 _TIER = re.compile(rb"(?:.*/)?envs/([^/]+)(?:/|\Z)")
@@ -95,112 +95,65 @@ def read_contents(
     emit: Emit = silent,
     hashes: bool = False,
 ) -> ImageContents:
-    """Read an OCI archive or layout, or a Docker archive, compressed outside or not.
+    """Read an OCI archive or layout, or a Docker archive, compressed outside or not, as ``verify`` reads it.
 
     Args:
         hashes: hash each file's content, so that ``Item.value`` compares it.
 
     Raises:
-        SpecError: ``spec.path``. FormatError, PolicyError, IntegrityError: what is wrong with the archive.
-        TransportError: ``io.*``.
+        SpecError: ``spec.path``. FormatError, PolicyError, IntegrityError: the most telling of what ``verify`` finds;
+            ``platform.ambiguous`` for several images. TransportError: ``io.*``.
     """
-    scan = _Scan(limits, hashes)
-    task = f"read {path.name}"
-    try:
-        if path.is_dir():
-            for name, file in _layout_files(path):
-                with open(file, "rb", buffering=0) as opened:
-                    scan.member(name, FileRange(opened.fileno(), 0, file.stat().st_size).chunks())
-        elif path.is_file():
-            with open(path, "rb", buffering=0) as opened:
-                emit(Event("start", task, total=path.stat().st_size))
-                source = FileRange(opened.fileno(), 0, path.stat().st_size)
-                scan.archive(_counted(source.chunks(), emit, task), str(path))
-                emit(Event("done", task))
-        elif path.exists():
-            raise SpecError("spec.path", f"{show(str(path))} is neither a file nor a folder", where=str(path))
-        else:
-            raise SpecError("spec.path", f"no such archive: {show(str(path))}", where=str(path))
-    except OSError as error:
-        raise disk_error(error, f"reading {path.name}") from None
-    return scan.image(path, platform)
+    items = _Items(hashes)
+    options = JudgeOptions(platform=platform, limits=limits, emit=emit, task="read", entries=items.take)
+    findings, task = Findings(str(path)), f"read {path.name}"
+    emit(Event("start", task, total=path.stat().st_size if path.is_file() else 0))
+    with Hashers() as hashers:
+        judged = judge(read_archive(path, options, findings, hashers))
+    image = require_image(judged, findings, options)
+    emit(Event("done", task))
+    return _contents(path, image, items, limits)
 
 
-def _layout_files(path: Path) -> Iterator[tuple[str, Path]]:
-    for name in ("oci-layout", "index.json", "manifest.json"):
-        if (path / name).is_file():
-            yield name, path / name
-    for file in sorted((path / "blobs" / "sha256").glob("*")):
-        if file.is_file() and not file.is_symlink():
-            yield f"blobs/sha256/{file.name}", file
+def _contents(path: Path, image: ImageView, items: _Items, limits: Limits) -> ImageContents:
+    notes = (image.manifest.annotations if image.manifest else None) or {}
+    about = {
+        "path": str(path), "tags": [notes[REF_NAME]] if REF_NAME in notes else sorted(image.names),
+        "manifest": image.manifest.digest if image.manifest else "", "config": image.config_member.digest,
+        "platform": f"{image.config.os}/{image.config.architecture}",
+    }  # fmt: skip
+    steps = [step.created_by or "" for step in image.config.history or () if not step.empty_layer]
+    layers = [
+        _layer(member, steps[number] if number < len(steps) else "", items)
+        for number, member in enumerate(image.layers)
+        if member is not None
+    ]
+    settings = load_json(image.config_member.data or b"", "config", limits)
+    return ImageContents(about, settings, layers)
 
 
-def _counted(chunks: Iterable[bytes], emit: Emit, task: str) -> Iterator[bytes]:
-    for chunk in chunks:
-        emit(Event("advance", task, len(chunk)))
-        yield chunk
+def _layer(member: Member, step: str, items: _Items) -> LayerContents:
+    facts = member.layer
+    if facts is None or facts.diff_id is None:
+        raise AssertionError("the judge reads every layer of an image that it lets pass")
+    found = _LAYER_NAME.match(step)
+    name = found.group(1).replace(" and ", "+") if found else ""
+    entries = items.of.get(member.name, {})
+    kind = media.oci_layer(facts.compression)
+    return LayerContents(member.digest, kind, member.size, facts.diff_id, facts.tar_size, entries, name)
 
 
-class _Scan:
-    """Members as they come: small ones are kept as possible documents, all are read as layers if they are tars."""
+class _Items:
+    """The entries of all members that are read as layers."""
 
-    def __init__(self, limits: Limits, hashes: bool) -> None:
-        self.limits, self.hashes = limits, hashes
-        self.documents: dict[str, bytes] = {}
-        self.layers: dict[str, LayerContents] = {}
-        self.links: dict[str, str] = {}
+    def __init__(self, hashes: bool) -> None:
+        self._hashes = hashes
+        self.of: dict[str, dict[bytes, Item]] = {}
 
-    def archive(self, chunks: Iterator[bytes], where: str) -> None:
-        head = next(chunks, b"")
-        stream: Iterator[bytes | memoryview] = _chain(head, chunks)
-        compression = sniff(head)
-        if compression != "identity":
-            stream = decode_chunks(stream, compression, Options(self.limits, where, 2))
-        reader = TarReader(stream, limits=self.limits, where=where)
-        for entry in reader:
-            name = entry.name.decode("utf-8", "backslashreplace")
-            if entry.kind is Kind.FILE:
-                self.member(name, reader.data())
-            elif entry.kind is Kind.SYMLINK:
-                self.links[name] = link_target(name, entry.link)
-
-    def member(self, name: str, chunks: Iterator[bytes | memoryview]) -> None:
-        kept: list[bytes] = []
-        size = 0
-        for chunk in chunks:
-            kept.append(bytes(chunk))
-            size += len(chunk)
-            if size > self.limits.document:
-                break
-        head = b"".join(kept)
-        if size <= self.limits.document:
-            self.documents[name] = head
-        if head[:1] not in (b"{", b"[") and size >= 20:
-            self._layer(name, head, chunks)
-
-    def _layer(self, name: str, head: bytes, rest: Iterator[bytes | memoryview]) -> None:
-        blob, tar = hashlib.sha256(), hashlib.sha256()
-        sizes = [0, 0]
-
-        def hashed(chunks: Iterator[bytes | memoryview], into: Any, which: int) -> Iterator[bytes | memoryview]:
-            for chunk in chunks:
-                into.update(chunk)
-                sizes[which] += len(chunk)
-                yield chunk
-
-        compression = sniff(head)
-        stream = hashed(_chain(head, rest), blob, 0)
-        plain = decode_chunks(stream, compression, Options(self.limits, name, 2))
-        reader = TarReader(hashed(plain, tar, 1), limits=self.limits, where=name)
-        entries = {entry.name: self._item(entry, reader) for entry in reader}
-        self.layers[name] = LayerContents(
-            Digest.from_hex(blob.hexdigest()), media.oci_layer(compression), sizes[0], Digest.from_hex(tar.hexdigest()),
-            sizes[1], entries,
-        )  # fmt: skip
-
-    def _item(self, entry: TarEntry, reader: TarReader) -> Item:
+    def take(self, member: str, entry: TarEntry, reader: TarReader) -> None:
+        """Note an entry; its content is hashed on the way where that is asked for."""
         content = b""
-        if self.hashes and entry.kind is Kind.FILE:
+        if self._hashes and entry.kind is Kind.FILE:
             hashed = hashlib.sha256()
             for part in reader.data():
                 hashed.update(part)
@@ -209,66 +162,4 @@ class _Scan:
             entry.kind, entry.mode, entry.uid, entry.gid, entry.mtime_ns, entry.link, entry.major, entry.minor,
             tuple(sorted(entry.xattrs.items())), entry.size, content,
         )  # fmt: skip
-        return Item(entry.name, str(entry.kind), entry.size, entry.link, value)
-
-    def image(self, path: Path, platform: str) -> ImageContents:
-        """Put the members together as the documents say."""
-        if "index.json" in self.documents:
-            return self._oci(path, platform)
-        if "manifest.json" in self.documents:
-            return self._docker(path)
-        raise FormatError(
-            "archive.missing", f"{path.name}: neither index.json nor manifest.json: this is no image", where=str(path)
-        )
-
-    def _document(self, name: str, path: Path) -> bytes:
-        found = self.documents.get(self.links.get(name, name))
-        if found is None:
-            raise FormatError("archive.missing", f"{path.name}: no member {show(name)}", where=str(path))
-        return found
-
-    def _oci(self, path: Path, platform: str) -> ImageContents:
-        index = self.documents["index.json"]
-
-        def read(descriptor: Descriptor) -> bytes:
-            own = descriptor.id == Digest.of(index)
-            return index if own else self._document(descriptor.id.blob_path, path)
-
-        root = Descriptor(media_type=media.OCI_INDEX, digest=Digest.of(index), size=len(index))
-        found = resolve_manifest(root, read, platform, self.limits)
-        names = [layer.id.blob_path for layer in found.manifest.layers]
-        config = found.manifest.config.id
-        notes = found.descriptor.annotations or {}
-        tags = [notes[k] for k in ("org.opencontainers.image.ref.name",) if k in notes]
-        return self._assemble(path, config.blob_path, names, tags, found.descriptor.digest)
-
-    def _docker(self, path: Path) -> ImageContents:
-        value = load_json(self.documents["manifest.json"], "manifest.json", self.limits)
-        if not isinstance(value, list) or not value:
-            raise FormatError("archive.manifest", f"{path.name}: manifest.json names no image", where=str(path))
-        item = validate(DockerArchiveItem, value[0], "manifest.json", self.limits)
-        return self._assemble(path, item.config, list(item.layers or ()), list(item.repo_tags or ()), "")
-
-    def _assemble(self, path: Path, config: str, names: list[str], tags: list[str], manifest: str) -> ImageContents:
-        data = self._document(config, path)
-        parsed = parse_document(ImageConfig, data, "config", self.limits)
-        histories = [h for h in parsed.history or () if not h.empty_layer]
-        about = {
-            "path": str(path), "tags": tags, "manifest": manifest, "config": Digest.of(data),
-            "platform": f"{parsed.os}/{parsed.architecture}",
-        }  # fmt: skip
-        out = ImageContents(about, load_json(data, "config", self.limits))
-        for number, name in enumerate(names):
-            layer = self.layers.get(self.links.get(name, name))
-            if layer is None:
-                raise FormatError("archive.missing", f"{path.name}: no layer {show(name)}", where=str(path))
-            if len(histories) == len(names):
-                match = _LAYER_NAME.match(histories[number].created_by or "")
-                layer.name = match.group(1).replace(" and ", "+") if match else layer.name
-            out.layers.append(layer)
-        return out
-
-
-def _chain(head: bytes | memoryview, rest: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
-    yield head
-    yield from rest
+        self.of.setdefault(member, {})[entry.name] = Item(entry.name, str(entry.kind), entry.size, entry.link, value)

@@ -2,30 +2,33 @@
 
 A plain tar is read by its headers alone, and a layer is a range of it. A compressed archive is one stream: layers that
 come in order after the documents (ours do) are passed on as they come, the others are put aside in a scratch file.
+Either way the judge of archives says what the image is; nothing here believes a document.
 """
 
 from __future__ import annotations
 
 import os
 import stat
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from oci_builder.model.errors import FormatError, OciBuilderError, PolicyError, SpecError, show
+from oci_builder.judge.contents import Member, link_target
+from oci_builder.judge.options import JudgeOptions
+from oci_builder.judge.path import LAYOUT_FILES, is_folder
+from oci_builder.judge.survey import sight, survey
+from oci_builder.model.errors import FormatError, PolicyError, show
 from oci_builder.model.limits import DEFAULT_LIMITS, Limits
-from oci_builder.transports.wanted import Parts, WantedImage, WantedLayer, find_image, link_target
+from oci_builder.model.report import Finding
+from oci_builder.transports.opened_stream import Stream
+from oci_builder.transports.wanted import Chunks, Parts, WantedImage, WantedLayer, wanted_image
 from oci_builder.wire.compress import Options, decode_chunks, sniff
 from oci_builder.wire.source import FileRange
 from oci_builder.wire.tar import Kind, TarEntry, TarReader
 
-_LAYOUT = ("oci-layout", "index.json", "manifest.json")
-# How often a stream's documents are tried before its end: they may come one by one, each trial parses them all.
-_TRIALS = 8
 
-Chunks = Iterator[bytes | memoryview]
+_OF_DOCUMENTS = ("archive.", "config.", "media.", "platform.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +53,17 @@ class ImageFile:
     """The image in an archive. Use ``with``.
 
     Attributes:
-        image: what the documents say; set once ``layers`` has given the first layer, or has ended.
+        image: what the documents say. Known before the first layer, save of a compressed archive: then when ``layers``
+            has ended, and nothing is to be believed before.
+        warnings: what is unusual in the documents, as ``verify`` would say.
         size: bytes of the archive; of a folder, 0.
+        members: what was seen, for the judge, by name.
+        parts: the members' places.
 
-    Raises (``layers``, and entering):
+    Raises (``layers`` and ``open``):
         SpecError: ``spec.path``.
-        FormatError, PolicyError, IntegrityError: as ``find_image`` and the tar reader; ``archive.duplicate``,
-            ``archive.member``, ``limit.members``.
+        FormatError, PolicyError, IntegrityError: what ``verify`` would find in the documents; of the archive's own tar
+            and compression; ``archive.duplicate``, ``archive.member``, ``limit.members``, ``platform.ambiguous``.
         OSError: from the disk.
     """
 
@@ -64,39 +71,86 @@ class ImageFile:
         self.path = path
         self.options = options or OpenOptions()
         self.image: WantedImage | None = None
+        self.warnings: tuple[Finding, ...] = ()
         self.size = 0
-        self._parts = Parts(path.name)
-        self._files = ExitStack()
+        self.parts = Parts(path.name)
+        self.members: dict[str, Member] = {}
+        self.files = ExitStack()
+        self._judging = JudgeOptions(platform=self.options.platform, limits=self.options.limits, threads=1)
 
     def __enter__(self) -> ImageFile:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._files.close()
+        self.files.close()
 
     def layers(self) -> Iterator[tuple[WantedLayer, Chunks]]:
         """Each layer with its blob's bytes, not verified. Read one to its end before asking for the next."""
-        if self.path.is_dir():
+        source = self.open()
+        if source is not None:
+            yield from Stream(self, self._decoded(source)).layers()
+            return
+        for layer in self.found().layers:
+            yield layer, self._counted(self.parts.get(layer.name).chunks())
+
+    def open(self) -> FileRange | None:
+        """Find the members of a folder or plain tar; a compressed one is only opened and given back."""
+        if is_folder(self.path):
             self._read_folder()
-        elif not self.path.exists():
-            raise SpecError("spec.path", f"no such archive: {show(str(self.path))}", where=str(self.path))
-        else:
-            source = self._open(self.path, 0)
-            self.size = source.size
-            compression = sniff(source.pread(8, 0))
-            if compression != "identity":
-                how = Options(self.options.limits, self.path.name, self.options.threads)
-                yield from _Stream(self, decode_chunks(self._counted(source.chunks()), compression, how)).layers()
-                return
-            self._read_tar(source)
-        image = self.found()
-        for layer in image.layers:
-            yield layer, self._counted(self._parts.get(layer.name).chunks())
+            return None
+        source = self._open(self.path, 0)
+        self.size = source.size
+        if sniff(source.pread(8, 0)) != "identity":
+            return source
+        self._read_tar(source)
+        return None
 
     def found(self) -> WantedImage:
-        """What the documents say, now that all are there."""
-        self.image = find_image(self._parts, self.options.platform, self.options.limits)
+        """What the documents say, now that all members are known."""
+        judged, findings = survey(self.path, self.members, self.parts.links, self._judging)
+        # Whoever reads the layers hears of what is unusual in them.
+        self.warnings = tuple(
+            finding
+            for finding in findings.found
+            if finding.severity == "warning" and finding.code.startswith(_OF_DOCUMENTS)
+        )
+        self.image = wanted_image(judged)
         return self.image
+
+    def note(self, name: str, place: FileRange) -> None:
+        """Take a member and where it lies."""
+        self.parts.ranges[name] = place
+        read = place.pread
+        self.members[name] = sight(name, place.size, read(64, 0), lambda: read(place.size, 0), self._judging)
+
+    def unusual(self, code: str, message: str) -> None:
+        """Take a warning of the archive's own tar: what stands between members may not be anything."""
+        if code == "tar.padding":
+            raise FormatError(code, message, where=self.path.name)
+
+    def admit(self, entry: TarEntry, *, sparse: bool) -> str:
+        """Check a member; its name when it is a file, else empty."""
+        parts = self.parts
+        name = entry.name.decode("utf-8", "surrogateescape")
+        if entry.kind is Kind.DIR:
+            return ""
+        if name in parts.ranges or name in parts.links:
+            raise FormatError("archive.duplicate", f"{parts.where}: {show(entry.name)} stands twice", where=parts.where)
+        if len(parts.ranges) >= self.options.limits.archive_members:
+            raise PolicyError(
+                "limit.members", f"{parts.where}: over {self.options.limits.archive_members} members", where=parts.where
+            )
+        if entry.kind is Kind.SYMLINK:
+            parts.links[name] = link_target(name, entry.link)
+            return ""
+        if entry.kind is not Kind.FILE or sparse:
+            what = "sparse" if sparse else f"a {entry.kind}"
+            raise FormatError("archive.member", f"{parts.where}: {show(entry.name)} is {what}", where=parts.where)
+        return name
+
+    def _decoded(self, source: FileRange) -> Chunks:
+        how = Options(self.options.limits, self.path.name, self.options.threads, bound="image_size")
+        return decode_chunks(self._counted(source.chunks()), sniff(source.pread(8, 0)), how)
 
     def _counted(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
         for chunk in chunks:
@@ -105,105 +159,26 @@ class ImageFile:
 
     def _open(self, path: Path, flags: int) -> FileRange:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | flags)
-        self._files.callback(os.close, fd)
+        self.files.callback(os.close, fd)
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
-            raise FormatError("archive.member", f"{show(str(path))} is not a file", where=str(path))
+            raise FormatError("archive.member", f"{show(str(path))} is not a regular file", where=str(path))
         return FileRange(fd, 0, status.st_size)
 
     def _read_folder(self) -> None:
         blobs = self.path / "blobs" / "sha256"
         names = [blobs / name for name in sorted(os.listdir(blobs))] if blobs.is_dir() else []
-        for file in [self.path / name for name in _LAYOUT if os.path.lexists(self.path / name)] + names:
+        for file in [self.path / name for name in LAYOUT_FILES if os.path.lexists(self.path / name)] + names:
             if file.is_symlink():
                 raise FormatError(
                     "archive.member", f"{show(str(file))} is a symbolic link; a layout's files are files",
                     where=str(file),
                 )  # fmt: skip
-            self._parts.ranges[file.relative_to(self.path).as_posix()] = self._open(file, os.O_NOFOLLOW)
+            self.note(file.relative_to(self.path).as_posix(), self._open(file, os.O_NOFOLLOW))
 
     def _read_tar(self, source: FileRange) -> None:
-        reader = TarReader(source, limits=self.options.limits, where=self.path.name)
+        reader = TarReader(source, limits=self.options.limits, where=self.path.name, warn=self.unusual)
         for entry in reader:
-            name = self.admit(entry, reader)
+            name = self.admit(entry, sparse=reader.sparse)
             if name:
-                self._parts.ranges[name] = FileRange(source.fd, reader.tar_size, entry.size)
-
-    def admit(self, entry: TarEntry, reader: TarReader) -> str:
-        """Check a member; its name when it is a file, else empty."""
-        parts = self._parts
-        name = entry.name.decode("utf-8", "backslashreplace")
-        if entry.kind is Kind.DIR:
-            return ""
-        if name in parts.ranges or name in parts.links:
-            raise FormatError("archive.duplicate", f"{parts.where}: {show(name)} stands twice", where=parts.where)
-        if len(parts.ranges) + len(parts.links) >= self.options.limits.archive_members:
-            raise PolicyError(
-                "limit.members", f"{parts.where}: over {self.options.limits.archive_members} members", where=parts.where
-            )
-        if entry.kind is Kind.SYMLINK:
-            parts.links[name] = link_target(name, entry.link)
-            return ""
-        if entry.kind is not Kind.FILE or reader.sparse:
-            what = "sparse" if reader.sparse else f"a {entry.kind}"
-            raise FormatError("archive.member", f"{parts.where}: {show(name)} is {what}", where=parts.where)
-        return name
-
-
-class _Stream:
-    """A compressed archive: its members as they come."""
-
-    def __init__(self, file: ImageFile, chunks: Chunks) -> None:
-        self._file = file
-        self._parts = file._parts
-        self._reader = TarReader(chunks, limits=file.options.limits, where=file.path.name)
-        self._spool = file._files.enter_context(tempfile.TemporaryFile(dir=file.options.scratch, buffering=0))
-        self._spooled = 0
-        self._trials = _TRIALS
-        self._waiting: list[WantedLayer] = []
-
-    def layers(self) -> Iterator[tuple[WantedLayer, Chunks]]:
-        for entry in self._reader:
-            name = self._file.admit(entry, self._reader)
-            if not name:
-                continue
-            self._try()
-            if self._is_next(name):
-                # Its place is taken, so that a second member of the name is a duplicate.
-                self._parts.ranges[name] = FileRange(self._spool.fileno(), 0, 0)
-                yield self._waiting.pop(0), self._reader.data()
-            else:
-                self._put_aside(name)
-            yield from self._ready()
-        if self._file.image is None:
-            self._waiting = list(self._file.found().layers)
-        while self._waiting:
-            layer = self._waiting.pop(0)
-            yield layer, self._parts.get(layer.name).chunks()
-
-    def _try(self) -> None:
-        """Find out about the image before the archive's end, if all its documents are there."""
-        if self._file.image is None and self._trials and {"index.json", "oci-layout"} <= self._parts.ranges.keys():
-            self._trials -= 1
-            try:
-                self._waiting = list(self._file.found().layers)
-            except OciBuilderError:
-                return
-
-    def _is_next(self, name: str) -> bool:
-        names = [layer.name for layer in self._waiting]
-        return names[:1] == [name] and names.count(name) == 1
-
-    def _ready(self) -> Iterator[tuple[WantedLayer, Chunks]]:
-        while self._waiting and self._parts.real(self._waiting[0].name) in self._parts.ranges:
-            layer = self._waiting.pop(0)
-            yield layer, self._parts.get(layer.name).chunks()
-
-    def _put_aside(self, name: str) -> None:
-        start = self._spooled
-        for part in self._reader.data():
-            view = memoryview(part)
-            while len(view):
-                view = view[self._spool.write(view) :]
-            self._spooled += len(part)
-        self._parts.ranges[name] = FileRange(self._spool.fileno(), start, self._spooled - start)
+                self.note(name, FileRange(source.fd, reader.tar_size, entry.size))

@@ -12,19 +12,13 @@ from oci_builder.model.errors import IntegrityError, OciBuilderError, PolicyErro
 from oci_builder.model.events import Emit, Event, silent
 from oci_builder.model.image import Image
 from oci_builder.store.blobs import DirStore
+from oci_builder.transports.admit import admit_image, prove_layer
 from oci_builder.transports.registry import RegistryClient
 from oci_builder.transports.registry_blobs import Stop, fetch_blob
 from oci_builder.transports.registry_manifests import describe, fetch_manifest
 from oci_builder.transports.registry_policy import RegistryOptions
 from oci_builder.transports.registry_reference import Reference, pinned_reference
-from oci_builder.transports.resolve import (
-    Resolved,
-    admit_image,
-    check_layers,
-    check_platform,
-    prove_layer,
-    resolve_manifest,
-)
+from oci_builder.transports.resolve import Resolved, check_layers, check_platform, resolve_manifest
 
 
 @dataclass(frozen=True, slots=True)

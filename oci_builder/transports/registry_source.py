@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from oci_builder.model import media
-from oci_builder.model.digest import Digest
-from oci_builder.model.documents import Descriptor
-from oci_builder.model.errors import FormatError, IntegrityError, OciBuilderError, SpecError, disk_error, show
+from oci_builder.model.documents import Descriptor, Manifest, parse_document
+from oci_builder.model.errors import FormatError, OciBuilderError, SpecError, disk_error
 from oci_builder.model.limits import DEFAULT_LIMITS, Limits
 from oci_builder.transports.opened import ImageFile, OpenOptions
-from oci_builder.transports.resolve import Resolved, resolve_manifest
+from oci_builder.transports.resolve import Resolved
 from oci_builder.wire.compress import sniff
 from oci_builder.wire.source import FileRange
 
@@ -30,7 +28,8 @@ class PushSource(ImageFile):
     Raises (entering):
         SpecError: ``spec.path``; ``spec.archive`` for a compressed archive, which holds no layers as registries want
             them.
-        FormatError, IntegrityError, PolicyError: what is wrong with its documents.
+        FormatError, IntegrityError, PolicyError: what ``verify`` would find in its documents; ``archive.missing``
+            where there is no OCI layout.
         TransportError: ``io.*``.
     """
 
@@ -40,13 +39,12 @@ class PushSource(ImageFile):
 
     def __enter__(self) -> PushSource:
         try:
-            self._read()
             self.resolved = self._resolve()
         except OSError as error:
-            self._files.close()
+            self.files.close()
             raise disk_error(error, f"reading {self.path.name}") from None
         except OciBuilderError:
-            self._files.close()
+            self.files.close()
             raise
         return self
 
@@ -55,47 +53,23 @@ class PushSource(ImageFile):
         """Config and layers, each once."""
         manifest = self.resolved.manifest
         found = {d.digest: d for d in (*manifest.layers, manifest.config)}
-        return tuple(PushBlob(d, self._parts.get(d.id.blob_path)) for d in found.values())
+        return tuple(PushBlob(d, self.parts.get(d.id.blob_path)) for d in found.values())
 
-    def _read(self) -> None:
-        if self.path.is_dir():
-            self._read_folder()
-            return
-        if not self.path.exists():
-            raise SpecError("spec.path", f"no such archive or layout: {show(str(self.path))}", where=str(self.path))
-        source = self._open(self.path, 0)
-        compression = sniff(source.pread(8, 0))
-        if compression != "identity":
+    def _resolve(self) -> Resolved:
+        source = self.open()
+        if source is not None:
+            compression = sniff(source.pread(8, 0))
             raise SpecError(
                 "spec.archive",
                 f"{self.path.name} is {compression}-compressed as a whole; push the OCI archive of the same image"
                 " (runtime.oci.tar), whose layers are stored as a registry takes them",
                 where=str(self.path), actual=compression,
             )  # fmt: skip
-        self._read_tar(source)
-
-    def _resolve(self) -> Resolved:
-        limits = self.options.limits
-        for name in ("oci-layout", "index.json"):
-            if name not in self._parts.ranges:
-                raise FormatError(
-                    "archive.missing", f"{self.path.name}: no {name}: this is no OCI layout", where=str(self.path),
-                    expected=name,
-                )  # fmt: skip
-        index = self._parts.read("index.json", limits.document)
-        root = Descriptor(media_type=media.OCI_INDEX, digest=Digest.of(index), size=len(index))
-        return resolve_manifest(
-            root, lambda d: index if d is root else self._document(d), self.options.platform, limits
-        )
-
-    def _document(self, descriptor: Descriptor) -> bytes:
-        data = self._parts.read(descriptor.id.blob_path, self.options.limits.document)
-        actual = Digest.of(data)
-        if actual != descriptor.id or len(data) != descriptor.size:
-            raise IntegrityError(
-                "blob.digest", f"{self.path.name}: {descriptor.digest} hashes to {actual}", where=descriptor.digest,
-                expected=descriptor.digest, actual=actual,
+        image = self.found()
+        if image.manifest is None:
+            raise FormatError(
+                "archive.missing", f"{self.path.name}: no index.json: this is no OCI layout", where=str(self.path),
+                expected="index.json",
             )  # fmt: skip
-        return data
-
-
+        manifest = parse_document(Manifest, image.data, image.manifest.digest, self.options.limits)
+        return Resolved(image.manifest, manifest, image.data)

@@ -1,27 +1,19 @@
-"""From an index to one image: the platform's manifest, the config, and layers that are proved to be theirs."""
+"""From an index to one image's documents: the platform's manifest and the config."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from oci_builder.judge.graph import is_attestation
 from oci_builder.model import media
 from oci_builder.model.digest import Digest
 from oci_builder.model.documents import Descriptor, ImageConfig, Index, Manifest, expect_media, parse_document
-from oci_builder.model.errors import FormatError, IntegrityError, PolicyError, show
-from oci_builder.model.events import Emit, Event, silent
-from oci_builder.model.image import Image, Layer
-from oci_builder.model.jsontext import load_json
+from oci_builder.model.errors import FormatError, PolicyError, show
 from oci_builder.model.limits import DEFAULT_LIMITS, Limits
-from oci_builder.store.blobs import DirStore
-from oci_builder.wire.compress import Compression, decode, sniff
 
 # Reads the bytes of a descriptor's document, verified.
 ReadDocument = Callable[[Descriptor], bytes]
-
-ATTESTATION = "vnd.docker.reference.type"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +72,8 @@ def pick_manifest(index: Index, platform: str, where: str) -> Descriptor:
     architecture, _, variant = rest.partition("/")
     same = [d for d in images if d.platform and (d.platform.os, d.platform.architecture) == (system, architecture)]
     exact = [d for d in same if ((d.platform.variant if d.platform else None) or "") == variant]
-    lone = [d for d in images if d.platform is None] if len(images) == 1 else []
+    # One image under several names stands several times, often without a platform.
+    lone = [d for d in images if d.platform is None] if len({d.digest for d in images}) == 1 else []
     found = exact or same or lone
     if not found:
         known = ", ".join(sorted(_platform(d) for d in images)) or "none"
@@ -94,13 +87,6 @@ def pick_manifest(index: Index, platform: str, where: str) -> Descriptor:
             expected="1", actual=len(found),
         )  # fmt: skip
     return found[0]
-
-
-def is_attestation(descriptor: Descriptor) -> bool:
-    """Whether an index entry is evidence about an image and no image."""
-    platform = descriptor.platform
-    unknown = platform is not None and platform.os == "unknown" and platform.architecture == "unknown"
-    return unknown or ATTESTATION in (descriptor.annotations or {})
 
 
 def _platform(descriptor: Descriptor) -> str:
@@ -144,96 +130,3 @@ def check_layers(manifest: Manifest, config: ImageConfig, where: str) -> None:
                 where=where, actual=layer.media_type,
             )  # fmt: skip
         expect_media(layer.media_type, frozenset(media.LAYER_COMPRESSION), f"{where}: layer {layer.digest}")
-
-
-def admit_image(
-    config_bytes: bytes, manifest: Manifest, store: DirStore, *, limits: Limits = DEFAULT_LIMITS,
-    platform: str = "linux/amd64", emit: Emit = silent, threads: int = 2,
-) -> Image:  # fmt: skip
-    """The Image for documents whose layer blobs are in the store; every diff_id is recomputed from the bytes once.
-
-    Raises:
-        FormatError, PolicyError: as ``check_platform`` and ``check_layers``; the compression's own codes.
-        IntegrityError: ``layer.diff_id``, ``blob.*``.
-    """
-    where = f"config {manifest.config.digest}"
-    value = load_json(config_bytes, where, limits)
-    config = parse_document(ImageConfig, config_bytes, where, limits)
-    check_platform(config, platform, where)
-    check_layers(manifest, config, where)
-    pairs = list(zip(manifest.layers, config.rootfs.diff_ids, strict=True))
-    with ThreadPoolExecutor(max(1, threads), "diff-id") as pool:
-        sizes = list(pool.map(lambda p: prove_layer(p[0], Digest(p[1]), store, limits, emit), pairs))
-    histories, empty = _histories(value, len(pairs))
-    layers = tuple(
-        Layer(_oci(d), Digest(diff_id), size, history)
-        for (d, diff_id), size, history in zip(pairs, sizes, histories, strict=True)
-    )
-    settings = {k: v for k, v in value.items() if k not in ("rootfs", "history")}
-    return Image(settings, layers, empty, None, len(layers))
-
-
-def prove_layer(descriptor: Descriptor, diff_id: Digest, store: DirStore, limits: Limits, emit: Emit = silent) -> int:
-    """Bytes of the layer's tar, once its diff_id is proved. Proved layers are remembered in the store.
-
-    Raises:
-        IntegrityError: ``layer.diff_id``, ``blob.size``.
-        FormatError: ``media.compression`` when bytes and media type disagree.
-    """
-    where = f"layer {descriptor.digest}"
-    known = store.recall(descriptor.id, "tar") if store.has(descriptor.id) else None
-    if known is None:
-        blob = store.open(descriptor.id)
-        if blob.size != descriptor.size:
-            raise IntegrityError(
-                "blob.size", f"{where}: {blob.size} bytes, the manifest says {descriptor.size}", where=where,
-                expected=descriptor.size, actual=blob.size,
-            )  # fmt: skip
-        compression = media.LAYER_COMPRESSION[descriptor.media_type]
-        actual = sniff(blob.pread(8, 0))
-        if actual != compression:
-            raise FormatError(
-                "media.compression", f"{where}: declared as {compression}, the bytes are {actual}", where=where,
-                expected=compression, actual=actual,
-            )  # fmt: skip
-        digest, size = _hash_tar(blob_chunks=decode(blob, actual, limits=limits, where=where), emit=emit, task=where)
-        known = {"diff_id": digest, "tar_size": size}
-        store.remember(descriptor.id, "tar", known)
-    if known["diff_id"] != diff_id:
-        raise IntegrityError(
-            "layer.diff_id", f"{where}: its tar hashes to {known['diff_id']}, the config says {diff_id}", where=where,
-            expected=diff_id, actual=known["diff_id"],
-        )  # fmt: skip
-    return int(known["tar_size"])
-
-
-def _hash_tar(blob_chunks: Iterator[bytes | memoryview], emit: Emit, task: str) -> tuple[Digest, int]:
-    hashed, size = hashlib.sha256(), 0
-    for chunk in blob_chunks:
-        hashed.update(chunk)
-        size += len(chunk)
-        emit(Event("advance", task, len(chunk)))
-    return Digest.from_hex(hashed.hexdigest()), size
-
-
-def _oci(descriptor: Descriptor) -> Descriptor:
-    """The same layer under its OCI media type: one family in a manifest (containerd/nerdctl#4384)."""
-    compression: Compression = media.LAYER_COMPRESSION[descriptor.media_type]  # type: ignore[assignment]
-    return Descriptor(media_type=media.oci_layer(compression), digest=descriptor.digest, size=descriptor.size)
-
-
-def _histories(
-    config: dict[str, object], layers: int
-) -> tuple[list[dict[str, object]], tuple[tuple[int, dict[str, object]], ...]]:
-    """History entries of layers and of empty steps. A history that does not fit the layers is dropped: it is advice."""
-    history = [h for h in config.get("history") or [] if isinstance(h, dict)]  # type: ignore[attr-defined]
-    full = [h for h in history if not h.get("empty_layer")]
-    if len(full) != layers:
-        return [{"created_by": "base"} for _ in range(layers)], ()
-    empty, before = [], 0
-    for entry in history:
-        if entry.get("empty_layer"):
-            empty.append((before, entry))
-        else:
-            before += 1
-    return full, tuple(empty)

@@ -28,18 +28,23 @@ def input_key(
         case HostBase():
             return None
         case RootfsBase() as base:
-            parts.append(_identity(folder / base.rootfs, base.exclude))
+            parts.append(identity(folder / base.rootfs, base.exclude))
         case OciBase() as base:
-            parts.append(_identity(folder / base.oci))
+            parts.append(identity(folder / base.oci))
         case DockerBase() as base:
-            parts.append(_identity(folder / base.docker))
+            parts.append(identity(folder / base.docker))
     if spec.files is not None:
         parts.append(fingerprint(folder / spec.files))
     parts += [[name, fingerprint(path)] for name, path in sorted(tiers.items())]
     return hashlib.sha256(b"inputs" + dump_json(parts)).digest()
 
 
-def _identity(path: Path, exclude: Sequence[str] = ()) -> Any:
+def identity(path: Path, exclude: Sequence[str] = ()) -> Any:
+    """A file's identity by its stat, a folder's by that of everything in it.
+
+    Raises:
+        SpecError: ``spec.path``: nothing is there.
+    """
     path = path.resolve()
     if path.is_dir():
         return fingerprint(path, exclude)

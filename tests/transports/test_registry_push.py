@@ -188,7 +188,7 @@ def test_a_compressed_archive_is_refused_with_what_to_use(tmp_path: Path) -> Non
 
 def test_sources_that_are_none(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    for path, code in ((tmp_path / "absent", "spec.path"), (tmp_path / "empty", "archive.missing")):
+    for path, code in ((tmp_path / "absent", "spec.path"), (tmp_path / "empty", "spec.path")):
         with pytest.raises(OciBuilderError) as error:
             push(path, "localhost:1/x:y")
         assert error.value.code == code
