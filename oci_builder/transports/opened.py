@@ -27,7 +27,6 @@ from oci_builder.wire.compress import Options, decode_chunks, sniff
 from oci_builder.wire.source import FileRange
 from oci_builder.wire.tar import Kind, TarEntry, TarReader
 
-
 _OF_DOCUMENTS = ("archive.", "config.", "media.", "platform.")
 
 
