@@ -95,9 +95,10 @@ def test_04_the_stage_proves_by_itself_that_it_has_no_network(release: Release) 
     assert len(facts["network"]) == 2
 
 
-def test_05_container_check_runs_the_image(release: Release) -> None:
-    ran = release.stage("modal_build.py", "container-check")
+def test_05_container_check_runs_the_image_from_one_copy_on_local_disk(release: Release) -> None:
+    ran = release.plane.run("run", "modal_build.py", "--stage", "container-check", *release.project.words)
     assert ran.status == 0, ran.text
+    assert [ran.text.count(f"✓ copy {name}") for name in (OCI, DOCKER)] == [1, 1], "one pass over the far volume"
     outcomes = {c["name"]: c["outcome"] for c in release.receipt("container-check")["predicate"]["checks"]}
     assert outcomes == {"container-archive": "pass", "container-assembly": "pass", "container-exec": "pass", "hello": "pass"}
 

@@ -1,0 +1,270 @@
+"""What travels to a container and back, and what the container does around a stage; no client needed."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import os
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oci_builder.engines import modal_container, modal_project
+from oci_builder.engines.modal_project import arrived, folder_state, folder_text, pack, take_folder, unpack
+from oci_builder.engines.modal_request import chosen
+from oci_builder.engines.stages import Request
+from oci_builder.model.errors import OciBuilderError, PolicyError, SpecError, TransportError
+from oci_builder.model.events import Event
+
+
+def write_spec(folder: Path, **changes: Any) -> Path:
+    value = {"name": "x", "tag": "t", "base": {"scratch": True}, "prefix": "/opt/rt", "tiers": {"one": {"path": "one"}}}
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "spec.json").write_text(json.dumps({**value, **changes}))
+    return folder / "spec.json"
+
+
+def request(spec: Path, **changes: Any) -> Request:
+    return Request(**{"spec": str(spec), "out": "/here/dist", "cache": "/here/cache", **changes})
+
+
+def round_trip(asked: Request, tmp_path: Path, *mounts: str, whole: bool = True) -> dict[str, Any]:
+    sent = json.loads(json.dumps(pack(asked, tmp_path / "inputs.tar", mounts, whole=whole)))
+    unpack(tmp_path / "inputs.tar", tmp_path / "there")
+    return arrived(sent, tmp_path / "there")
+
+
+def test_links_modes_and_empty_folders_arrive_as_they_were(tmp_path: Path) -> None:
+    tier = tmp_path / "here/one"
+    (tier / "bin").mkdir(parents=True)
+    (tier / "empty").mkdir()
+    (tier / "bin/run").write_text("#!/bin/sh\n")
+    (tier / "bin/run").chmod(0o755)
+    os.link(tier / "bin/run", tier / "bin/same")
+    (tier / "link").symlink_to("bin/run")
+    got = round_trip(request(write_spec(tmp_path / "here")), tmp_path)
+    there = Path(got["spec"]).parent / "one"
+    assert os.readlink(there / "link") == "bin/run"
+    assert (there / "bin/run").stat().st_ino == (there / "bin/same").stat().st_ino
+    assert (there / "bin/run").stat().st_mode & 0o777 == 0o755
+    assert (there / "empty").is_dir()
+
+
+def test_the_same_inputs_are_the_same_bytes(tmp_path: Path) -> None:
+    spec = write_spec(tmp_path / "here")
+    (tmp_path / "here/one").mkdir()
+    for name in ("b", "a"):
+        (tmp_path / "here/one" / name).write_text(name)
+    pack(request(spec), tmp_path / "first.tar")
+    pack(request(spec), tmp_path / "second.tar")
+    assert (tmp_path / "first.tar").read_bytes() == (tmp_path / "second.tar").read_bytes()
+
+
+def test_files_of_options_and_the_release_folder_go_along_and_the_key_does_not(tmp_path: Path) -> None:
+    for name in ("trust.json", "key", "releases/r1/portable.json"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(name)
+    asked = request(
+        write_spec(tmp_path / "here", tiers={"one": {"path": "/vol/one"}}), release=str(tmp_path / "releases/r1"),
+        key=str(tmp_path / "key"), options={"trust": str(tmp_path / "trust.json"), "jobs": 3},
+    )  # fmt: skip
+    got = round_trip(asked, tmp_path, "/vol")
+    assert Path(got["options"]["trust"]).read_text() == "trust.json"
+    assert got["options"]["jobs"] == 3
+    assert (Path(got["release"]) / "portable.json").read_text() == "releases/r1/portable.json"
+    assert Path(got["release"]).name == "r1"
+    assert got["key"] == ""
+    assert not [p for p in (tmp_path / "there").rglob("*") if p.is_file() and p.read_text() == "key"]
+
+
+@pytest.mark.parametrize("path", ["/elsewhere/one", "../one", "a/../../one", "/volume/one", "/vol"])
+def test_what_lies_outside_the_spec_s_folder_is_refused(path: str, tmp_path: Path) -> None:
+    spec = write_spec(tmp_path / "here", tiers={"one": {"path": path}})
+    with pytest.raises(SpecError) as error:
+        pack(request(spec), tmp_path / "inputs.tar", ["/vol"])
+    assert (error.value.code, error.value.fields["where"]) == ("modal.project", "tiers.one.path")
+
+
+def test_a_stage_that_reads_no_tiers_gets_none(tmp_path: Path) -> None:
+    spec = write_spec(tmp_path / "here", files="layers")
+    for name in ("one/big", "layers/files/a"):
+        (tmp_path / "here" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "here" / name).write_text(name)
+    got = Path(round_trip(request(spec), tmp_path, whole=False)["spec"]).parent
+    assert (got / "layers/files/a").exists() and not (got / "one").exists()
+
+
+def test_one_project_of_three_tiers_travels_once_without_its_environment(tmp_path: Path) -> None:
+    tier = {"project": "RL", "lock": "RL/uv.lock"}
+    spec = write_spec(tmp_path / "here", tiers={"a": tier, "b": tier, "c": tier})
+    for name in ("RL/uv.lock", "RL/.git/HEAD", "RL/.venv/bin/python"):
+        (tmp_path / "here" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "here" / name).write_text(name)
+    pack(request(spec), tmp_path / "inputs.tar")
+    with tarfile.open(tmp_path / "inputs.tar") as tar:
+        names = tar.getnames()
+    assert names.count("spec/RL/uv.lock") == 1
+    assert "spec/RL/.git/HEAD" in names
+    assert not [n for n in names if ".venv" in n]
+
+
+def test_inputs_have_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(modal_project, "LARGEST", 1000)
+    (tmp_path / "here/one").mkdir(parents=True)
+    (tmp_path / "here/one/big").write_bytes(bytes(1001))
+    with pytest.raises(SpecError) as error:
+        pack(request(write_spec(tmp_path / "here")), tmp_path / "inputs.tar")
+    assert error.value.code == "modal.project" and "big" in error.value.message
+
+
+def test_unpacking_again_starts_from_the_sender_s_state(tmp_path: Path) -> None:
+    """A preempted stage runs again on the same input, not on what the first run made of it."""
+    (tmp_path / "here/one").mkdir(parents=True)
+    pack(request(write_spec(tmp_path / "here")), tmp_path / "inputs.tar")
+    unpack(tmp_path / "inputs.tar", tmp_path / "there")
+    (tmp_path / "there/spec/half").write_text("x")
+    unpack(tmp_path / "inputs.tar", tmp_path / "there")
+    assert not (tmp_path / "there/spec/half").exists()
+
+
+def test_inputs_that_are_not_whole(tmp_path: Path) -> None:
+    (tmp_path / "inputs.tar").write_bytes(b"x" * 600)
+    with pytest.raises(TransportError) as error:
+        unpack(tmp_path / "inputs.tar", tmp_path / "there")
+    assert error.value.code == "modal.project"
+
+
+def test_the_release_folder_comes_back_whole(tmp_path: Path) -> None:
+    there, here = tmp_path / "there", tmp_path / "here/r1"
+    for place, names in ((there, ("portable.json", "superseded/ab/portable.json")), (here, ("portable.json", "old"))):
+        for name in names:
+            (place / name).parent.mkdir(parents=True, exist_ok=True)
+            (place / name).write_text(f"{place.name} {name}")
+    changed = take_folder(folder_text(folder_state(there)), here)
+    assert changed == ["portable.json", "superseded/ab/portable.json"]
+    assert folder_state(here) == folder_state(there)
+    assert (here / "receipts").is_dir()
+    assert [p.name for p in here.parent.iterdir()] == ["r1"]
+
+
+def text_with(name: str) -> str:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+        info = tarfile.TarInfo(name)
+        info.size = 1
+        tar.addfile(info, io.BytesIO(b"x"))
+    return base64.b64encode(buffer.getvalue()).decode()
+
+
+@pytest.mark.parametrize("text", ["", "!", "aGVsbG8=", text_with("../out"), text_with("/etc/x"), text_with("a/../../b")])
+def test_a_damaged_or_straying_answer_changes_nothing(text: str, tmp_path: Path) -> None:
+    (tmp_path / "r1").mkdir()
+    (tmp_path / "r1/portable.json").write_text("kept")
+    with pytest.raises(TransportError) as error:
+        take_folder(text, tmp_path / "r1")
+    assert error.value.code == "modal.result"
+    assert folder_state(tmp_path) == {"r1/portable.json": b"kept"}
+
+
+def build_record(folder: Path, digit: str) -> None:
+    folder.mkdir(parents=True)
+    (folder / "portable.json").write_text(json.dumps({"sha256": digit * 64}))
+
+
+def digest(folder: Path) -> str:
+    return str(json.loads((folder / "portable.json").read_text())["sha256"])[0]
+
+
+def test_a_repack_that_nobody_heard_of_is_put_back(tmp_path: Path) -> None:
+    build_record(tmp_path / "release", "a")
+    build_record(tmp_path / "dist/r1", "b")
+    build_record(tmp_path / "dist" / f"r1.{'a' * 12}", "a")
+    for _ in range(2):
+        modal_container.undo_repack(tmp_path / "dist/r1", tmp_path / "release")
+        assert digest(tmp_path / "dist/r1") == "a"
+        assert digest(tmp_path / "dist" / f"r1.{'b' * 12}.unheard") == "b"
+
+
+def test_a_repack_cut_between_its_two_renames_is_put_back(tmp_path: Path) -> None:
+    build_record(tmp_path / "release", "a")
+    build_record(tmp_path / "dist" / f"r1.{'a' * 12}", "a")
+    modal_container.undo_repack(tmp_path / "dist/r1", tmp_path / "release")
+    assert digest(tmp_path / "dist/r1") == "a"
+
+
+@pytest.mark.parametrize(("release", "dist", "kept"), [("a", "a", "c"), ("a", "b", "c"), ("", "a", "b")])
+def test_any_other_state_is_left_alone(release: str, dist: str, kept: str, tmp_path: Path) -> None:
+    if release:
+        build_record(tmp_path / "release", release)
+    build_record(tmp_path / "dist/r1", dist)
+    build_record(tmp_path / "dist" / f"r1.{(release or 'a') * 12}", kept)
+    modal_container.undo_repack(tmp_path / "dist/r1", tmp_path / "release")
+    assert digest(tmp_path / "dist/r1") == dist
+
+
+def test_an_open_network_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    import socket
+    import threading
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=server.accept, daemon=True).start()
+        monkeypatch.setattr(modal_container, "_FAR", (("127.0.0.1", server.getsockname()[1]),))
+        with pytest.raises(PolicyError) as error:
+            modal_container.prove_no_network()
+    assert error.value.code == "modal.network"
+
+
+def test_a_silent_address_is_no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(modal_container, "_FAR", (("127.0.0.1", 1),))
+    assert list(modal_container.prove_no_network()) == ["127.0.0.1:1"]
+
+
+def test_a_used_container_is_refused_by_stages_without_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "oci-builder").mkdir()
+    monkeypatch.setattr(modal_container.tempfile, "gettempdir", lambda: str(tmp_path))
+    found = modal_container.answer("qualification", {})
+    assert (found["error"]["code"], found["exit"], found["modal"]["fresh"]) == ("modal.fresh", 4, False)
+
+
+def test_the_key_of_a_secret_is_a_file_of_this_user_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OCI_BUILDER_KEY", "text")
+    path = Path(modal_container._key(tmp_path))
+    assert (path.read_text(), path.stat().st_mode & 0o777) == ("text", 0o600)
+    assert "OCI_BUILDER_KEY" not in os.environ, "programs that the stage starts do not inherit it"
+
+
+def test_log_lines_are_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    emit = modal_container.log_lines()
+    for event in (
+        Event("start", "layer base", total=10), Event("advance", "layer base", 5), Event("done", "layer base"),
+        Event("note", "x", message="a\x1b[31mb\nc"),
+    ):  # fmt: skip
+        emit(event)
+    assert capsys.readouterr().err == "… layer base\n✓ layer base\nx a\\x1b[31mb\\nc\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (["--stage", "package", "--yes"], ["package", "--yes"]),
+        (["--yes", "--stage=build"], ["build", "--yes"]),
+        (["--out", "x", "--stage", "build"], ["build", "--out", "x"]),
+    ],
+)
+def test_words_of_a_script(words: list[str], found: list[str]) -> None:
+    assert chosen(words, ("build", "package")) == found
+
+
+@pytest.mark.parametrize("words", [[], ["--stage"], ["--stage", "nccl8"], ["--stage="], ["build"]])
+def test_a_script_runs_its_own_stages_only(words: list[str]) -> None:
+    with pytest.raises(OciBuilderError) as error:
+        chosen(words, ("build", "package"))
+    assert error.value.code == "stage.name"
+
+
+def test_a_script_of_one_stage_needs_no_name() -> None:
+    assert chosen(["--yes"], ("repack",)) == ["repack", "--yes"]
