@@ -85,14 +85,14 @@ def _run(runner: Any, engine: str, name: str, request: Request, emit: Emit) -> d
 
 def _request(stage: Stage, spec_path: Path, out: Path, cache: Path, release: Path | None, trust: Path,
              key: Path | None, given: tuple[str, ...]) -> Request:  # fmt: skip
-    from oci_builder.engines.stages import Request
+    from oci_builder.engines.stages import KEY_SECRET, Request
     from oci_builder.engines.stages_options import parse_options
 
     options = parse_options(stage, given)
     if "trust" in stage.options:
         options.setdefault("trust", str(trust.absolute()))
     # A key goes along only where a stage signs by itself; every other receipt is signed here.
-    own = str(key.absolute()) if key is not None and stage.name in ("repack", "publish") else ""
+    own = str(key.absolute()) if key is not None and KEY_SECRET in stage.needs.secrets else ""
     return Request(
         str(spec_path.absolute()), str(out.absolute()), str(cache.absolute()),
         "" if release is None else str(release.absolute()), key=own, options=options, version=__version__,

@@ -17,12 +17,12 @@ from oci_builder.engines.stages_release import publish_stage, qualification_stag
 from oci_builder.engines.stages_request import Outcome, Request, Stage
 from oci_builder.model.errors import SpecError, show
 
-__all__ = ["STAGES", "Outcome", "Request", "Stage", "find_stage", "sequence"]
+__all__ = ["KEY_SECRET", "STAGES", "Outcome", "Request", "Stage", "find_stage", "sequence"]
 
 _VOLUME = {"/vol": "oci-builder"}
 _MINUTE = 60
 # For stages that sign what they did themselves; the receipts of all others are signed by the sender.
-_KEY = "oci-builder-key"
+KEY_SECRET = "oci-builder-key"
 _GPU_OPTIONS = ("where", "prefix", "sha256", "helper", "tiers", "isolation")
 
 
@@ -45,8 +45,8 @@ _ALL = (
           "environments from the lock, then the runtime: relocated, compiled, audited"),
     Stage("package", _cpu(120, cpu=8, memory=16384, scratch=256, network=True), package_stage,
           "all archives from the finished environments, in one compression pass", ("jobs",)),
-    Stage("container", _cpu(90, cpu=8, memory=16384, scratch=256, stays=True), container_stage,
-          "the image archives: complete, unchanged by a second pass, every byte verified", ("jobs",)),
+    Stage("container", _cpu(90, cpu=8, memory=16384, scratch=256, stays=True, secrets=(KEY_SECRET,)), container_stage,
+          "the image archives: unchanged by a second pass, every byte verified; the release recorded", ("jobs",)),
     Stage("container-check", _cpu(60, memory=16384, scratch=256), check_stage,
           "verify, readiness and the offline CPU checks in a chroot", ("checks", "isolation")),
     Stage("single", _gpu("B200", "check-u22", 60, 16, 131072), single_stage,
@@ -59,10 +59,10 @@ _ALL = (
           (*_GPU_OPTIONS, "trust")),
     Stage("qualification", _cpu(10, cpu=1, memory=2048), qualification_stage,
           "what the release folder's receipts prove, judged and recorded", ("trust",)),
-    Stage("repack", _cpu(60, cpu=8, memory=16384, scratch=256, image="repack", secrets=(_KEY,)), repack_stage,
+    Stage("repack", _cpu(60, cpu=8, memory=16384, scratch=256, image="repack", secrets=(KEY_SECRET,)), repack_stage,
           "repair packaging files of a candidate; nothing is compiled again",
           ("trust", "checks", "isolation", "marker", "jobs")),
-    Stage("publish", _cpu(60, scratch=64, stays=True, network=True, secrets=("huggingface", _KEY)), publish_stage,
+    Stage("publish", _cpu(60, scratch=64, stays=True, network=True, secrets=("huggingface", KEY_SECRET)), publish_stage,
           "upload to the Hub, read back, delivery receipt", ("repo", "endpoint", "helper")),
 )  # fmt: skip
 for _stage in _ALL:

@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from oci_builder.build import BuildOptions, BuildResult, build
 from oci_builder.engines.stages_files import (
     RECORDS,
-    adopt_records,
     checked_copy,
     digest_of,
     kept_build,
     merged,
     recorded,
+    refuse_other_release,
 )
 from oci_builder.engines.stages_request import Outcome, Request
+from oci_builder.execution.companions import layer_facts
 from oci_builder.execution.gates import ARCHIVE, ASSEMBLY, GateContext, verify_exec
 from oci_builder.execution.run import ExecOptions, image_checks, load_checks
 from oci_builder.execution.staging import Staged, Unpacked, stage
 from oci_builder.model.digest import Digest
-from oci_builder.model.errors import CheckFailed, SpecError
+from oci_builder.model.errors import CheckFailed, IntegrityError, SpecError
 from oci_builder.model.events import Emit
 from oci_builder.model.gates import parse_gates
 from oci_builder.model.receipts import DOCKER, OCI, PORTABLE
@@ -32,6 +33,9 @@ from oci_builder.model.spec import Spec, load_spec
 from oci_builder.payload.runtime import assemble_runtime
 from oci_builder.payload.tiers import realize_tiers
 from oci_builder.readiness import readiness
+from oci_builder.record import RecordRequest, record
+from oci_builder.release.folder import ReleaseFolder
+from oci_builder.release.signing import load_key
 from oci_builder.unpack import UnpackOptions, unpack_image
 from oci_builder.verify import VerifyOptions, verify_archives
 
@@ -60,7 +64,7 @@ def package_stage(request: Request, emit: Emit) -> Outcome:
     """
     with kept_build(request):
         made = _build(request, emit)
-        adopt_records(request)
+        refuse_other_release(request)
     found = recorded(request)
     return Outcome(found, notes=("nothing has changed",) if made.unchanged else ())
 
@@ -68,7 +72,8 @@ def package_stage(request: Request, emit: Emit) -> Outcome:
 def container_stage(request: Request, emit: Emit) -> Outcome:
     """The image archives: there, unchanged by a second build, and every byte of all archives what the records say.
 
-    Where ``package`` was preempted before it was done, this stage finishes its work first.
+    Where ``package`` was preempted before it was done, this stage finishes its work first. A good build is recorded in
+    the release folder, with SBOMs and signed provenance; without a key the folder is left alone.
 
     Raises:
         OciBuilderError: what ``build`` raises; IntegrityError: ``blob.digest``.
@@ -76,16 +81,16 @@ def container_stage(request: Request, emit: Emit) -> Outcome:
     before = recorded(request) if all((Path(request.out) / name).is_file() for name in RECORDS) else {}
     with kept_build(request):
         made = _build(request, emit)
-        adopt_records(request)
+        refuse_other_release(request)
     report, subjects = _verified(request, emit)
-    checks = _gates_of(report)
     same = made.unchanged or before == subjects
     if made.unchanged:
         note = "nothing has changed"
     else:
         note = "finished what package had left open" if not before else "another build was replaced"
         note = "a second build gave the same bytes" if same else note
-    return Outcome(subjects, subjects, checks, details={"unchanged": same}, notes=(note,))
+    notes = (note, *(_record(request, emit) if report.ok and request.release else ()))
+    return Outcome(subjects, subjects, _gates_of(report), details={"unchanged": same}, notes=notes)
 
 
 def check_stage(request: Request, emit: Emit) -> Outcome:
@@ -101,7 +106,7 @@ def check_stage(request: Request, emit: Emit) -> Outcome:
     options = ExecOptions(isolation=str(request.options.get("isolation") or "auto"))
     statement = verify_exec(
         report,
-        lambda: stage_tree(archive, request, emit),
+        lambda: stage_tree(archive, request, emit, needed=layer_facts(report)[1]),
         lambda staged: load_checks(Path(given)) if given else image_checks(staged.root, spec.prefix),
         options, GateContext(),
     )  # fmt: skip
@@ -113,8 +118,11 @@ def check_stage(request: Request, emit: Emit) -> Outcome:
     return Outcome(subjects, merged(subjects, statement.digests), tuple(checks), host, receipt.details)
 
 
-def stage_tree(archive: Path, request: Request, emit: Emit) -> Staged:
+def stage_tree(archive: Path, request: Request, emit: Emit, needed: int = 0) -> Staged:
     """The archive's unpacked tree, below the scratch folder where there is one, else in the cache.
+
+    Args:
+        needed: bytes that it takes, where that is known.
 
     Raises:
         OciBuilderError: what unpacking raises.
@@ -124,7 +132,7 @@ def stage_tree(archive: Path, request: Request, emit: Emit) -> Staged:
         done = unpack_image(source, folder, UnpackOptions(), emit)
         return Unpacked(Digest(done.manifest), done.config)
 
-    return stage(archive, Path(request.scratch or request.cache) / "staged", unpack, emit=emit)
+    return stage(archive, Path(request.scratch or request.cache) / "staged", unpack, needed=needed, emit=emit)
 
 
 def jobs(request: Request) -> int:
@@ -168,6 +176,16 @@ def _build(request: Request, emit: Emit) -> BuildResult:
     return build(Path(request.spec), Path(request.out), BuildOptions(Path(request.cache), jobs(request)), emit)
 
 
+def _record(request: Request, emit: Emit) -> tuple[str, ...]:
+    if not request.key:
+        return ("not recorded as a release: that takes a key",)
+    folder = ReleaseFolder(Path(request.release))
+    wanted = RecordRequest(Path(request.out), folder, Path(request.spec), load_key(Path(request.key)),
+                           threads=jobs(request))  # fmt: skip
+    done = record(wanted, emit)
+    return (f"the release {'was' if done.again else 'is'} recorded in {done.folder}",)
+
+
 def _local(request: Request) -> Path:
     """Where the archives are read from once they are verified: the copies on local disk, else where they are."""
     return Path(request.work) if request.scratch else Path(request.out)
@@ -190,7 +208,20 @@ def _verified(request: Request, emit: Emit) -> tuple[Report, dict[str, str]]:
         for s in report.subjects
         if str(s.get("kind")) in names and s.get("sha256")
     }
+    if report.ok:
+        _require_one_build(request, layer_facts(report)[0])
     return report, merged(subjects, seen)
+
+
+def _require_one_build(request: Request, diff_ids: Sequence[str]) -> None:
+    """The portable archive was made of the image's own layers, or a receipt may not name both."""
+    portable = ReleaseFolder(Path(request.out)).document("portable.json")
+    held = portable.get("diff_ids") if isinstance(portable, dict) else None
+    if not isinstance(held, list) or not held or list(diff_ids)[-len(held) :] != held:
+        raise IntegrityError(
+            "layer.diff_id", "portable.json does not give the image's layers: these archives are of two builds",
+            where=request.out, expected=held, actual=list(diff_ids),
+        )  # fmt: skip
 
 
 def _gates_of(report: Report) -> tuple[Mapping[str, Any], ...]:

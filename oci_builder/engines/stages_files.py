@@ -13,7 +13,6 @@ from oci_builder.build import FILES
 from oci_builder.engines.stages_request import Request
 from oci_builder.model.errors import ConflictError, IntegrityError, SpecError, disk_error, show
 from oci_builder.model.events import Emit, Event
-from oci_builder.release.files import create_exclusively
 from oci_builder.release.folder import ReleaseFolder
 
 RECORDS = ("portable.json", "container.json")
@@ -68,31 +67,24 @@ def checked_copy(path: Path, sha256: str, scratch: Path | None, emit: Emit) -> P
     return copy or path
 
 
-def adopt_records(request: Request) -> None:
-    """Put the records of the build into the release folder, where there is one. Idempotent.
+def refuse_other_release(request: Request) -> None:
+    """The release folder, where it is one already, is about the build that lies in ``out``.
 
     Raises:
-        ConflictError: ``release.exists``: the folder is about another build.
-        TransportError: ``io.*``.
+        ConflictError: ``release.exists``; TransportError: ``io.*``.
     """
-    if not request.release:
-        return
-    folder = ReleaseFolder(Path(request.release)).create()
-    for name in RECORDS:
+    for name in RECORDS if request.release else ():
+        there, here = Path(request.release) / name, Path(request.out) / name
         try:
-            data, there = (Path(request.out) / name).read_bytes(), folder.root / name
-            if there.exists() and there.read_bytes() == data:
-                continue
+            same = not there.exists() or there.read_bytes() == here.read_bytes()
         except OSError as error:
             raise disk_error(error, f"reading {name}") from None
-        try:
-            create_exclusively(there, data)
-        except ConflictError:
+        if not same:
             raise ConflictError(
-                "release.exists", f"{show(str(folder.root))} is about another build: a candidate is changed by repack, "
+                "release.exists", f"{show(request.release)} is about another build: a candidate is changed by repack, "
                 "anything else is a release of its own (remove the folder when nothing of it was published)",
                 where=str(there),
-            ) from None  # fmt: skip
+            )  # fmt: skip
 
 
 @contextmanager

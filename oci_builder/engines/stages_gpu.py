@@ -17,6 +17,7 @@ from oci_builder.engines.stages_build import stage_tree
 from oci_builder.engines.stages_files import checked_copy, merged, recorded
 from oci_builder.engines.stages_host import Checks, run_on_host
 from oci_builder.engines.stages_request import Outcome, Request
+from oci_builder.execution.companions import layer_facts
 from oci_builder.execution.gates import GateContext, verify_exec
 from oci_builder.execution.run import ExecOptions, gpu_selection, load_checks, run_checks
 from oci_builder.execution.staging import Staged
@@ -103,7 +104,7 @@ def _in_image(request: Request, spec: Spec, which: Checks, sha256: str, emit: Em
     gpu, env = gpu_selection()
     options = ExecOptions(isolation=str(request.options.get("isolation") or "auto"), gpu=gpu, env=env)
     statement = verify_exec(
-        report, lambda: stage_tree(archive, request, emit),
+        report, lambda: stage_tree(archive, request, emit, needed=layer_facts(report)[1]),
         lambda staged: _listed(staged, spec, which, Path(request.work)), options, GateContext(),
     )  # fmt: skip
     receipt = statement.predicate

@@ -34,13 +34,13 @@ def lab(tmp_path: Path) -> Lab:
 @pytest.fixture(scope="module")
 def _packed(tmp_path_factory: pytest.TempPathFactory) -> Lab:
     made = make_lab(tmp_path_factory.mktemp("packed"), base=BASE)
-    assert go(made, "package")["outcome"] == "pass"
+    assert go(made, "container")["outcome"] == "pass"
     return made
 
 
 @pytest.fixture
 def packed(_packed: Lab, tmp_path: Path) -> Lab:
-    """The lab after ``package``."""
+    """The lab after ``container``: archives, and a recorded release."""
     # Hard links are part of a tier.
     subprocess.run(["cp", "-a", str(_packed.root), str(tmp_path / "copy")], check=True)
     return Lab(tmp_path / "copy")
@@ -173,10 +173,26 @@ def test_what_a_killed_run_had_kept_is_put_back(packed: Lab) -> None:
     assert not kept.exists()
 
 
+def test_without_a_key_nothing_is_recorded(lab: Lab) -> None:
+    found = go(lab, "container", key="")
+    assert (found["outcome"], lab.release.exists()) == ("pass", False)
+    assert any("takes a key" in note for note in found["notes"])
+
+
+def test_archives_of_two_builds_get_no_receipt(packed: Lab) -> None:
+    """Each is what its record says, but the portable archive's layers are not the image's."""
+    path = packed.out / "portable.json"
+    value = json.loads(path.read_text())
+    path.write_text(json.dumps({**value, "diff_ids": value["diff_ids"][:-1]}))
+    found = go(packed, "container-check", release="", key="")
+    assert (code(found), found["exit"], found["receipt"]) == ("layer.diff_id", 3, None)
+
+
 def test_without_a_key_the_sender_signs(packed: Lab) -> None:
     found = go(packed, "container", key="")
-    assert (found["receipt_path"], packed.receipts()) == ("", [])
-    (packed.release / "receipts").mkdir(exist_ok=True)
+    assert found["receipt_path"] == ""
+    for old in packed.receipts():
+        old.unlink()
     path = sign_result(found, packed.key, packed.release / "receipts")
     assert packed.receipts() == [path]
     assert update(packed)["gates"][0]["state"] == "met"
@@ -188,6 +204,8 @@ def test_without_a_key_the_sender_signs(packed: Lab) -> None:
 def test_the_stand_in_counts_for_no_gate(
     packed: Lab, monkeypatch: pytest.MonkeyPatch, env: str, engine: str, said: str
 ) -> None:
+    for old in packed.receipts():
+        old.unlink()
     monkeypatch.setenv("FAKEPLANE_ROOTFS", env)
     found = go(packed, "container", engine)
     assert (found["engine"], found["receipt"]["predicate"]["engine"]) == (said, said)
@@ -200,7 +218,7 @@ def update(lab: Lab) -> dict[str, Any]:
 
 def test_each_run_has_a_receipt_of_its_own(packed: Lab) -> None:
     attempts = {go(packed, "container", attempt="same")["attempt"] for _ in range(2)}
-    assert (len(attempts), len(packed.receipts())) == (2, 2)
+    assert (len(attempts), len(list(packed.release.glob("receipts/container-2*.json")))) == (2, 3)
 
 
 def test_no_hard_links_fail_at_once(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
