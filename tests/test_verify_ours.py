@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
+from oci_builder.judge.layer import read_layer
 from oci_builder.model.report import Report
 from oci_builder.store.blobs import DirStore
 from oci_builder.verify import VerifyOptions, verify_archives
-from oci_builder.judge.layer import read_layer
 from tests.lab.archives import Lab, files, write
 from tests.lab.ours import our_image, our_layer, write_pair
 

@@ -49,6 +49,11 @@ class LayerFacts:
     open_links: list[tuple[bytes, bytes]] = field(default_factory=list)
     ours: bool = False
 
+    @property
+    def padded(self) -> bool:
+        """Whether NULs follow the last gzip member: part of the blob, but of no gzip stream."""
+        return any(code == "gzip.trailing" for code, _ in self.warnings)
+
 
 def read_layer(
     chunks: Iterable[bytes | memoryview], where: str, options: JudgeOptions, hashers: Hashers, blob_hash: SideHash,

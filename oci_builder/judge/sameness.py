@@ -57,8 +57,7 @@ class Shared:
             facts, place = member.layer, member.range
             if facts is None or facts.diff_id is None or place is None or facts.compression != "gzip":
                 continue
-            # NULs after the last member are part of the blob, but of no gzip stream.
-            if facts.problems or any(code == "gzip.trailing" for code, _ in facts.warnings):
+            if facts.problems or facts.padded:
                 continue
             known = Known(*place, facts.diff_id, facts.tar_size, facts)
             self._known.setdefault(source.pread(_KEY, known.offset), []).append(known)

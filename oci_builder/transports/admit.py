@@ -99,7 +99,8 @@ def _read_stored(descriptor: Descriptor, store: DirStore, graph: Graph) -> None:
     emit(Event("done", task))
     graph.contents.members[name] = Member(name, blob.size, descriptor.id, layer=facts)
     if facts.diff_id is not None and not facts.problems:
-        store.remember(descriptor.id, "tar", {"diff_id": facts.diff_id, "tar_size": facts.tar_size})
+        value = {"diff_id": facts.diff_id, "tar_size": facts.tar_size}
+        store.remember(descriptor.id, "tar", value | ({"padded": True} if facts.padded else {}))
 
 
 def prove_layer(descriptor: Descriptor, diff_id: Digest, store: DirStore, limits: Limits, emit: Emit = silent) -> int:

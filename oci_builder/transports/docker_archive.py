@@ -23,7 +23,7 @@ from oci_builder.wire.tar import BLOCK, END_OF_ARCHIVE
 def write_docker_archive(
     image: Image, name: Name, store: DirStore, path: Path, emit: Emit = silent, limits: Limits = DEFAULT_LIMITS
 ) -> ArchiveRecord:
-    """Write the archive from blobs in the store. Only layers that are not gzip (a base's) are compressed for it.
+    """Write the archive from blobs in the store. Only layers that are no clean gzip (a base's) are compressed for it.
 
     Raises:
         IntegrityError: ``blob.*`` when the store has lost a layer.
@@ -55,7 +55,9 @@ def write_docker_archive(
 
 def _embed(layer: Layer, store: DirStore, out: FileWriter, limits: Limits) -> None:
     blob = store.open(layer.descriptor.id)
-    if layer.compression == "gzip":
+    # NULs behind a base's last gzip member would stand between members here, where readers stop at them.
+    padded = (store.recall(layer.descriptor.id, "tar") or {}).get("padded")
+    if layer.compression == "gzip" and not padded:
         out.copy(blob)
         return
     codec = Codec()
