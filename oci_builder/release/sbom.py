@@ -68,7 +68,8 @@ def image_sbom(contents: Contents, *, subject: str, version: str, epoch: int) ->
         subject, version: image name and tag.
         epoch: seconds since 1970, the time of the document.
     """
-    manifest = contents.image.manifest if contents.image else ""
+    found = contents.image.manifest if contents.image else None
+    manifest = found.digest if found else ""
     about = Component(
         type=ComponentType.CONTAINER, name=subject, version=version, bom_ref="image",
         hashes=[HashType(alg=HashAlgorithm.SHA_256, content=manifest.removeprefix("sha256:"))] if manifest else (),
