@@ -72,8 +72,8 @@ def run_on_modal(name: str, request: Request, emit: Emit = silent) -> dict[str, 
     Args:
         request: with paths of this machine; ``out`` and ``cache`` are the volume's, whatever it says.
 
-    Returns: the result of ``run_stage`` there, with ``modal``: the container's facts. The release folder here is as the
-        stage left it there. No private key was sent: the caller signs.
+    Returns: the result of ``run_stage`` there. The release folder here is as the stage left it there. The key of the
+        request is not sent: receipts that the stage did not sign by a secret of its own are the caller's to sign.
 
     Raises:
         OciBuilderError: what ``pack`` raises; ``modal.*``.

@@ -40,8 +40,8 @@ _FAR = (("1.1.1.1", 443), ("8.8.8.8", 53))
 def answer(name: str, sent: Mapping[str, Any]) -> dict[str, Any]:
     """Run one stage here, as ``modal_project.pack`` sent it.
 
-    Returns: what ``run_stage`` returns; ``release`` (the release folder as it is now, or empty when nothing changed),
-        and ``modal``: what this container is, and what it found out about its network.
+    Returns: what ``run_stage`` returns, with ``facts.modal``: what this container is, and what it found out about its
+        network; and ``release``: the release folder as it is now, empty when nothing changed.
     """
     local = Path(tempfile.gettempdir()) / "oci-builder"
     facts: dict[str, Any] = {
@@ -60,21 +60,16 @@ def answer(name: str, sent: Mapping[str, Any]) -> dict[str, Any]:
         if name == "repack":
             undo_repack(Path(request["out"]), Path(request["release"]))
     except (OciBuilderError, OSError) as error:
-        return {**_refused(name, error), "release": "", "modal": facts}
+        return {**_refused(name, error), "release": "", "facts": {"modal": facts}}
     before = folder_state(Path(request["release"])) if request["release"] else {}
-    result = run_stage(name, request, engine_name(), emit)
-    _sign_off(result, facts, local / "inputs")
+    result = run_stage(name, request, engine_name(), emit, {"modal": facts})
+    # Paths of this container tell the sender nothing.
+    notes = [str(note).replace(f"{local / 'inputs'}/", "") for note in result["notes"]]
+    result["notes"] = [*notes, f"image {facts['image']}"]
+    result["receipt_path"] = str(result["receipt_path"]).replace(f"{local / 'inputs'}/", "")
     after = folder_state(Path(request["release"])) if request["release"] else {}
     result["kept"] = _keep(result["kept"], request["cache"], local)
-    return {**result, "release": folder_text(after) if after != before else "", "modal": facts}
-
-
-def _sign_off(result: dict[str, Any], facts: Mapping[str, Any], project: Path) -> None:
-    """Put this container's facts into a receipt that is still to be signed, and its image where people see it."""
-    notes = (str(note).replace(f"{project}/", "") for note in result["notes"])
-    if result["receipt"] is not None and not result["receipt_path"]:
-        result["receipt"]["predicate"]["details"]["modal"] = dict(facts)
-    result["notes"] = [*notes, f"image {facts['image']}"]
+    return {**result, "release": folder_text(after) if after != before else ""}
 
 
 def undo_repack(dist: Path, release: Path) -> None:

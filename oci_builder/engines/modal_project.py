@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import io
+import lzma
 import os
 import shutil
 import tarfile
@@ -107,7 +108,7 @@ def folder_state(folder: Path) -> dict[str, bytes]:
 def folder_text(state: Mapping[str, bytes]) -> str:
     """A folder's files as text that fits into JSON."""
     buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w:gz", compresslevel=6) as tar:
+    with tarfile.open(fileobj=buffer, mode="w:xz") as tar:
         for name, data in sorted(state.items()):
             info = tarfile.TarInfo(name)
             info.size = len(data)
@@ -143,14 +144,14 @@ def take_folder(text: str, folder: Path) -> list[str]:
 
 def _files(text: str) -> Iterator[tuple[str, bytes]]:
     try:
-        with tarfile.open(fileobj=io.BytesIO(base64.b64decode(text, validate=True)), mode="r:gz") as tar:
+        with tarfile.open(fileobj=io.BytesIO(base64.b64decode(text, validate=True)), mode="r:xz") as tar:
             for member in tar:
                 parts = PurePosixPath(member.name).parts
                 file = tar.extractfile(member) if member.isreg() else None
                 if file is None or not parts or parts[0] == "/" or ".." in parts:
                     raise TransportError("modal.result", f"the result holds {show(member.name)}, no file of a release")
                 yield member.name, file.read()
-    except (tarfile.TarError, ValueError, EOFError) as error:
+    except (tarfile.TarError, ValueError, EOFError, lzma.LZMAError) as error:
         raise TransportError("modal.result", f"the release folder did not come back whole: {error}") from None
 
 

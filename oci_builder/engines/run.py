@@ -41,13 +41,16 @@ ENGINES = ("local", "modal", "fake")
 _KINDS = (CheckFailed, SpecError, FormatError, PolicyError, TransportError, ConflictError)
 
 
-def run_stage(name: str, request: Mapping[str, Any], engine: str, emit: Emit = silent) -> dict[str, Any]:
+def run_stage(
+    name: str, request: Mapping[str, Any], engine: str, emit: Emit = silent, facts: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """Run a stage. Idempotent but for the receipt.
 
     Args:
         name: of the stage.
         request: ``Request`` as JSON.
         engine: ``local``, ``modal`` or ``fake``; under the control plane stand-in it is ``fake`` whatever is said.
+        facts: of the engine, such as the container's image; they stand in the receipt's details.
 
     Returns:
         ``outcome`` (``pass``, ``fail``: a check said no, ``error``: the stage could not be done), ``exit`` (status for
@@ -60,7 +63,7 @@ def run_stage(name: str, request: Mapping[str, Any], engine: str, emit: Emit = s
     base: dict[str, Any] = {
         "schema": SCHEMA, "stage": name, "engine": _engine(engine), "version": __version__, "attempt": new_attempt(),
         "started": stamp(), "outcome": "error", "exit": 1, "error": None, "outputs": {}, "checks": [], "notes": [],
-        "details": {}, "receipt": None, "receipt_path": "", "kept": "",
+        "details": {}, "receipt": None, "receipt_path": "", "kept": "", "facts": dict(facts or {}),
     }  # fmt: skip
     work: Path | None = None
     try:
@@ -161,7 +164,7 @@ def _result(stage: Stage, request: Request, outcome: Outcome, base: Mapping[str,
 
 def _receipt(stage: Stage, request: Request, outcome: Outcome, base: Mapping[str, Any]) -> dict[str, Any]:
     spec = load_spec(Path(request.spec))
-    details = {**outcome.details, "needs": stage.needs.to_json(), "request": request.attempt}
+    details = {**outcome.details, **base["facts"], "needs": stage.needs.to_json(), "request": request.attempt}
     receipt = Receipt(
         release=release_id(request, spec.release or spec.reference), stage=stage.name, attempt=base["attempt"],
         engine=base["engine"], spec=spec_sha256(spec), tools=tool_versions("modal"),

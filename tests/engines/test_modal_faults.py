@@ -114,7 +114,6 @@ def test_a_missing_secret_names_the_command_that_makes_it(lab: Lab) -> None:
 
 
 def test_an_unknown_frozen_image(lab: Lab) -> None:
-    lab.plane.faults(secrets={"oci-builder-key": {"OCI_BUILDER_KEY": ""}})
     refused(lab.stage("repack", NRL_REPACK_IMAGE_ID="im-gone"), 2, "modal.missing")
 
 

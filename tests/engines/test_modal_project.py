@@ -153,7 +153,7 @@ def test_the_release_folder_comes_back_whole(tmp_path: Path) -> None:
 
 def text_with(name: str) -> str:
     buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+    with tarfile.open(fileobj=buffer, mode="w:xz") as tar:
         info = tarfile.TarInfo(name)
         info.size = 1
         tar.addfile(info, io.BytesIO(b"x"))
@@ -227,7 +227,7 @@ def test_a_used_container_is_refused_by_stages_without_network(tmp_path: Path, m
     (tmp_path / "oci-builder").mkdir()
     monkeypatch.setattr(modal_container.tempfile, "gettempdir", lambda: str(tmp_path))
     found = modal_container.answer("qualification", {})
-    assert (found["error"]["code"], found["exit"], found["modal"]["fresh"]) == ("modal.fresh", 4, False)
+    assert (found["error"]["code"], found["exit"], found["facts"]["modal"]["fresh"]) == ("modal.fresh", 4, False)
 
 
 def test_the_key_of_a_secret_is_a_file_of_this_user_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

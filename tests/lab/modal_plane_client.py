@@ -66,7 +66,7 @@ class RunningPlane:
 
     def __init__(self, root: Path, python: Path) -> None:
         self.root = root
-        self._python = python
+        self.secrets: dict[str, dict[str, str]] = {}
         root.mkdir(parents=True, exist_ok=True)
         env = {**os.environ, "FAKEPLANE_PYTHON": str(python), "PYTHONPATH": str(ROOT)}
         env["PATH"] = f"{env['PATH']}:/usr/sbin:/sbin"
@@ -90,7 +90,7 @@ class RunningPlane:
 
     def faults(self, **values: Any) -> None:
         """What goes wrong from now on (``modal_plane.Faults``); none given: nothing."""
-        (self.root / "faults.json").write_text(json.dumps(values))
+        (self.root / "faults.json").write_text(json.dumps({"secrets": self.secrets, **values}))
 
     def events(self, kind: str, since: int = 0) -> list[dict[str, Any]]:
         """What arrived, of one kind, after the first ``since`` lines."""

@@ -81,4 +81,7 @@ def make_project(folder: Path, plane: RunningPlane) -> Project:
     trust = {"keys": [{"name": "lab", "public": made["public"], "not_before": "2020-01-01T00:00:00Z",
                        "not_after": "2099-01-01T00:00:00Z"}]}  # fmt: skip
     (folder / "trust.json").write_text(json.dumps(trust))
+    # The secret that docs/modal.md has its reader make.
+    plane.secrets = {"oci-builder-key": {"OCI_BUILDER_KEY": (folder / "key").read_text()}}
+    plane.faults()
     return Project(folder / "spec.json", folder / "releases/lab-r1", folder / "key", folder / "trust.json")
