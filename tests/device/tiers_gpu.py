@@ -11,10 +11,14 @@ with its overlay. What a tier lacks is in its inventory as left out, with the re
 
 from __future__ import annotations
 
+import ctypes
+import fcntl
 import json
 import os
 import re
 import shutil
+import socket
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -25,6 +29,7 @@ from image_gpu import KEPT_VARIABLES, PATH, PREFIX, Steps, chain, parser, run_pa
 
 ENV = Path("/opt/torch/.venv")
 ENVS = Path(PREFIX) / "envs"
+_CLONE_NEWNET, _SIOCSIFFLAGS, _UP_AND_RUNNING = 0x40000000, 0x8914, 0x41
 TIERS = ("base", "automodel", "vllm")
 CHECKS = REPOSITORY / "layers/files/checks"
 # Packages of the machine's environment that no tier needs; without them the image is half as large.
@@ -82,6 +87,8 @@ def shell(*command: str) -> None:
 def drop(tier: str, *names: str) -> None:
     """Remove packages from a tier; links elsewhere stay."""
     shell(sys.executable, "-c", DROP, str(site(tier)), *names)
+    # An empty folder would still be found as a namespace package without a version.
+    shell("find", str(site(tier)), "-depth", "-type", "d", "-empty", "-delete")
 
 
 def overlay(tier: str, folder: Path) -> None:
@@ -145,8 +152,15 @@ def host(out: Path, names: list[str]) -> int:
     only = [word for name in names for word in ("--only", name)]
     kept = {name: os.environ[name] for name in KEPT_VARIABLES if os.environ.get(name)}
     env = {"PATH": PATH, "HOME": str(home), **kept, **VARIABLES}
-    isolated = ["unshare", "--net", "sh", "-c", 'ip link set lo up || exit; exec "$@"', "sh"]
-    return subprocess.run([*isolated, *argv, *only], env=env, cwd="/").returncode
+    return subprocess.run([*argv, *only], env=env, cwd="/", preexec_fn=without_network).returncode
+
+
+def without_network() -> None:
+    """In a child: a network of its own, with loopback up and nothing else."""
+    if ctypes.CDLL(None).unshare(_CLONE_NEWNET):
+        raise OSError("no network namespace can be made here")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        fcntl.ioctl(sock, _SIOCSIFFLAGS, struct.pack("16sh22x", b"lo", _UP_AND_RUNNING))
 
 
 def write_spec(session: Session, steps: Steps) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -80,8 +81,8 @@ def tools(result: Result) -> None:
         place = shutil.which(tool)
         if result.expect(place is not None, f"{tool} is not on the PATH"):
             done = run([str(place), "--version"], timeout=60)
-            lines = [line for line in done.stdout.splitlines() if any(c.isdigit() for c in line)]
-            result.details[tool] = {"path": place, "version": (lines[-1] if lines else "")[:120]}
+            lines = [line for line in done.stdout.splitlines() if re.search(r"\d\.\d", line)]
+            result.details[tool] = {"path": place, "version": (lines[0] if lines else "")[:120]}
             result.expect(done.status == 0, f"{tool} --version ended with {done.status}")
 
 
