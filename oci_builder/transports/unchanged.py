@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -34,7 +35,10 @@ def input_key(
         case DockerBase() as base:
             parts.append(identity(folder / base.docker))
     if spec.files is not None:
-        parts.append(fingerprint(folder / spec.files))
+        files = folder / spec.files
+        if not files.is_dir():
+            raise SpecError("spec.path", f"files: there is no folder {show(str(files))}", where="files")
+        parts.append(fingerprint(files))
     parts += [[name, fingerprint(path)] for name, path in sorted(tiers.items())]
     return hashlib.sha256(b"inputs" + dump_json(parts)).digest()
 
@@ -52,6 +56,14 @@ def identity(path: Path, exclude: Sequence[str] = ()) -> Any:
         return _stat(path)
     except (FileNotFoundError, NotADirectoryError):
         raise SpecError("spec.path", f"no such base: {show(str(path))}", where=str(path)) from None
+
+
+def _sync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def _stat(path: Path) -> list[int]:
@@ -78,6 +90,31 @@ class Outputs:
     def remember(self, key: bytes) -> None:
         """These inputs gave the files that lie here now."""
         self.cache.remember(self._key(key), {"files": self._state()})
+
+    def publish(self, staging: Path, key: bytes | None = None) -> None:
+        """Move the files from ``staging`` here, and remember that ``key``'s inputs gave them.
+
+        Old records go first and new ones come last, so that no record tells of other bytes. Builds that publish here at
+        the same time wait for each other: the files that stay are all of one of them.
+
+        Raises:
+            OSError: from the disk.
+        """
+        records = [name for name in self.names if name.endswith(".json")]
+        others = [name for name in self.names if name not in records]
+        folder = os.open(self.out, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX)
+            for name in records:
+                (self.out / name).unlink(missing_ok=True)
+            for name in (*others, *records):
+                _sync(staging / name)
+                os.replace(staging / name, self.out / name)
+            os.fsync(folder)
+            if key is not None:
+                self.remember(key)
+        finally:
+            os.close(folder)
 
     def _key(self, key: bytes) -> bytes:
         return hashlib.sha256(b"outputs" + key + os.fsencode(self.out.resolve())).digest()
