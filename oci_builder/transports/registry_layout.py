@@ -47,6 +47,8 @@ class LayoutFolder:
             # Shared: whoever finishes tidies up only when nobody else is at work here.
             fcntl.flock(self._fd, fcntl.LOCK_SH)
             self._check()
+            # First of all: by it the next run knows a folder that holds no more than blobs as one of ours.
+            self._work.mkdir(exist_ok=True)
             self.store = DirStore(self.path, self._work)
         except OSError as error:
             self._close()
@@ -71,10 +73,12 @@ class LayoutFolder:
         fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if any((self._work / "ingest").iterdir()):
             return
+        if empty:
+            for folder in (self.path / "blobs" / "sha256", self.path / "blobs"):
+                folder.rmdir()
         shutil.rmtree(self._work)
         if empty:
-            for folder in (self.path / "blobs" / "sha256", self.path / "blobs", self.path):
-                folder.rmdir()
+            self.path.rmdir()
 
     def name(self, descriptor: Descriptor, name: str) -> None:
         """Make an image visible under a name, in place of another of that name. Idempotent.
