@@ -14,12 +14,13 @@ from typing import Any
 
 def child(order: dict[str, Any]) -> None:
     """Be oci-builder with these arguments."""
+    # Before any other call: the library that makes calls fail reads them at the first.
+    os.environ.update(order["env"])
     log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.dup2(log, 1)
     os.dup2(log, 2)
-    os.environ.update(order["env"])
     sys.argv = ["oci-builder", *order["argv"]]
     from oci_builder.cli import main
 
