@@ -62,6 +62,6 @@ def test_stages_run_with_it(client: tuple[Path, RunningPlane, Project]) -> None:
     functions = {f["name"]: f for f in plane.events("function")}
     assert (functions["container"]["nonpreemptible"], functions["container"]["block_network"]) == (True, True)
     assert functions["single"]["gpu"] == "B200"
-    (receipt,) = (project.release / "receipts").iterdir()
+    (receipt,) = (project.release / "receipts").glob("container-2*")
     tools = json.loads(base64.b64decode(json.loads(receipt.read_text())["payload"]))["predicate"]["tools"]
     assert tools["modal"] == version

@@ -60,9 +60,9 @@ def lab(running: Lab) -> Iterator[Lab]:
 
 
 def refused(ran: Ran, status: int, code: str) -> None:
-    """The error, once, with its status, and no traceback of ours."""
+    """The error, once, with its status, and no traceback of ours (the client's own uploads may leave one of theirs)."""
     assert (ran.status, ran.text.count(f"error[{code}]")) == (status, 1), ran.text
-    assert "Traceback" not in ran.err
+    assert not [line for line in ran.err.splitlines() if line.startswith("  File") and "/oci_builder/" in line], ran.err
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_modal_run_checks_the_budget_before_any_image(lab: Lab, tmp_path: Path) 
 
 def test_a_timeout_ends_the_stage_and_the_next_run_goes_on(lab: Lab) -> None:
     before = lab.plane.mark
-    lab.plane.faults(deadline=1)
+    lab.plane.faults(deadline=0.2)
     ran = lab.stage("build")
     refused(ran, 1, "stage.timeout")
     assert "it has 180 minutes" in ran.err
