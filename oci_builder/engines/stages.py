@@ -23,7 +23,7 @@ _VOLUME = {"/vol": "oci-builder"}
 _MINUTE = 60
 # For stages that sign what they did themselves; the receipts of all others are signed by the sender.
 KEY_SECRET = "oci-builder-key"
-_GPU_OPTIONS = ("where", "prefix", "sha256", "helper", "tiers", "isolation")
+_GPU_OPTIONS = ("where", "root", "root24", "prefix", "sha256", "helper", "tiers", "isolation")
 
 
 def _cpu(timeout: int, *, cpu: float = 4, memory: int = 8192, scratch: int = 0, stays: bool = False,

@@ -20,7 +20,7 @@ from oci_builder.engines.stages_files import (
 )
 from oci_builder.engines.stages_request import Outcome, Request
 from oci_builder.execution.companions import layer_facts
-from oci_builder.execution.gates import ARCHIVE, ASSEMBLY, GateContext, verify_exec
+from oci_builder.execution.gates import ARCHIVE, ASSEMBLY, GateContext, by_findings, verify_exec
 from oci_builder.execution.run import ExecOptions, image_checks, load_checks
 from oci_builder.execution.staging import Staged, Unpacked, stage
 from oci_builder.model.digest import Digest
@@ -209,12 +209,16 @@ def _verified(request: Request, emit: Emit) -> tuple[Report, dict[str, str]]:
         if str(s.get("kind")) in names and s.get("sha256")
     }
     if report.ok:
-        _require_one_build(request, layer_facts(report)[0])
+        require_one_build(request, layer_facts(report)[0])
     return report, merged(subjects, seen)
 
 
-def _require_one_build(request: Request, diff_ids: Sequence[str]) -> None:
-    """The portable archive was made of the image's own layers, or a receipt may not name both."""
+def require_one_build(request: Request, diff_ids: Sequence[str]) -> None:
+    """The portable archive was made of the image's own layers, or a receipt may not name both.
+
+    Raises:
+        IntegrityError: ``layer.diff_id``.
+    """
     portable = ReleaseFolder(Path(request.out)).document("portable.json")
     held = portable.get("diff_ids") if isinstance(portable, dict) else None
     if not isinstance(held, list) or not held or list(diff_ids)[-len(held) :] != held:
@@ -225,13 +229,9 @@ def _require_one_build(request: Request, diff_ids: Sequence[str]) -> None:
 
 
 def _gates_of(report: Report) -> tuple[Mapping[str, Any], ...]:
-    """The two outcomes that need no run, as ``verify_exec`` tells them apart."""
-
-    def nothing() -> Staged:
-        raise CheckFailed("stage.none", "container runs nothing; container-check does")
-
-    emptied = verify_exec(report, nothing, lambda _: (), ExecOptions(), GateContext(stage="container"))
-    return tuple(c.model_dump(mode="json") for c in emptied.predicate.checks if c.name in (ARCHIVE, ASSEMBLY))
+    """The two gates that need no run."""
+    found = (by_findings(ARCHIVE, report, assembly=False), by_findings(ASSEMBLY, report, assembly=True))
+    return tuple(check.model_dump(mode="json") for check in found)
 
 
 def _wanted(spec: Spec, stage_name: str) -> set[str]:

@@ -41,7 +41,7 @@ def run_on_host(request: Request, spec: Spec, which: Checks, sha256: str, emit: 
         CheckFailed: ``stage.install``, ``stage.checks``: the installer or the checks ended without a result.
         TransportError: ``io.*``.
     """
-    prefix = _install(request, spec, sha256, emit)
+    prefix = install(request, spec, sha256, emit)
     second = prefix.with_name(prefix.name + ".second") if which.listed == "single" else None
     python, checks = prefix / "envs" / which.tiers[0] / "bin/python3", prefix / "checks"
     answer = Path(request.work) / "run.json"
@@ -63,8 +63,12 @@ def run_on_host(request: Request, spec: Spec, which: Checks, sha256: str, emit: 
     return Outcome({}, {PORTABLE: sha256}, tuple(_row(r) for r in receipt["checks"]), _host(receipt), {"where": "host"})
 
 
-def _install(request: Request, spec: Spec, sha256: str, emit: Emit) -> Path:
-    """The portable archive at its prefix, by the installer that users run; a matching one is checked again."""
+def install(request: Request, spec: Spec, sha256: str, emit: Emit) -> Path:
+    """The portable archive at its prefix, by the installer that users run; a matching one is checked again.
+
+    Raises:
+        SpecError: ``stage.checks``: there is no installer; CheckFailed: ``stage.install``; TransportError: ``io.*``.
+    """
     given = request.options.get("prefix")
     prefix = Path(str(given)) if given else Path(request.cache).absolute() / "installed" / sha256[:16] / "runtime"
     helper = _helper(request, spec, prefix)

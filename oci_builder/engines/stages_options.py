@@ -9,8 +9,8 @@ from typing import Any
 from oci_builder.engines.stages import Stage
 from oci_builder.model.errors import SpecError, show
 
-# Files of the sender: a relative path is the sender's.
-FILES = ("trust", "checks", "helper")
+# Paths of the sender: a relative one is the sender's.
+FILES = ("trust", "checks", "helper", "root", "root24")
 _NUMBERS = ("jobs",)
 _LISTS = ("tiers",)
 

@@ -73,11 +73,11 @@ def verify_exec(
     context = context or GateContext()
     portable = context.portable or Portable()
     started = stamp()
-    results = [_by_findings(ARCHIVE, report, assembly=False), _by_findings(ASSEMBLY, report, assembly=True)]
+    results = [by_findings(ARCHIVE, report, assembly=False), by_findings(ASSEMBLY, report, assembly=True)]
     host = this_host()
     details: dict[str, Any] = {"portable": portable.reason} if portable.reason else {}
     if all(r.outcome == "pass" for r in results):
-        more, host, found = _execute(stage, checks, options, host)
+        more, host, found = execute(stage, checks, options, host)
         results += more
         details |= found
     else:
@@ -104,7 +104,8 @@ def _subjects(report: Report, portable: Portable) -> tuple[Subject, ...]:
     )
 
 
-def _by_findings(name: str, report: Report, assembly: bool) -> Result:
+def by_findings(name: str, report: Report, assembly: bool) -> Result:
+    """``container-archive`` or (``assembly``) ``container-assembly`` by a verification's findings."""
     found = [f for f in report.errors if f.code.startswith(_ASSEMBLY) == assembly]
     if not report.subjects:
         return Result(name=name, outcome="skipped", reason="no archive was verified")
@@ -119,9 +120,13 @@ def _reasons(findings: Sequence[Finding]) -> str:
     return ("; ".join(lines) + more)[:_REASON]
 
 
-def _execute(
+def execute(
     stage: Stage, checks: Callable[[Staged], Sequence[Check]], options: ExecOptions, host: Host
 ) -> tuple[list[Result], Host, dict[str, Any]]:
+    """Only the third gate: (its outcome and the checks', the host as the receipt names it, details).
+
+    Never raises for what the archives or the checks do.
+    """
     try:
         staged = stage()
         receipt = run_checks(staged.root, staged.config, checks(staged), options)
@@ -174,11 +179,11 @@ def _host(receipt: Mapping[str, Any], root: Path) -> Host:
     )
     kind = f"{sandbox['isolation']}, {sandbox.get('root', '')} root, {sandbox.get('enter', '')}"
     return this_host(gpus=gpus, sandbox=f"chroot_exec ({kind})").model_copy(
-        update={"os": _image_os(root), "driver": gpu.get("driver", "")}
+        update={"os": image_os(root), "driver": gpu.get("driver", "")}
     )
 
 
-def _image_os(root: Path) -> str:
+def image_os(root: Path) -> str:
     """The image's own os-release, read inside the root."""
     opened = Root(str(root))
     try:

@@ -5,13 +5,17 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from chroot_exec.protocol import Check
+from oci_builder.engines.run import run_stage
 from oci_builder.engines.stages import find_stage
 from oci_builder.engines.stages_first import before
+from oci_builder.execution.run import load_checks
 from oci_builder.model.errors import PolicyError
 from oci_builder.model.receipts import PORTABLE
 from oci_builder.release.host import os_name
@@ -96,6 +100,53 @@ def test_u24_runs_on_ubuntu_24_only(lab: Lab, tmp_path: Path) -> None:
         assert (found["error"]["code"], found["exit"]) == ("stage.os", 4)
     finally:
         place.unlink()
+
+
+def without_gpus(path: Path) -> list[Check]:
+    """The list; in place of the relocation check, which wants a GPU: is the runtime at the second prefix, too?"""
+    script = 'test "$2" != "$4" && test -x "$4/envs/one/bin/hello"'
+    return [
+        replace(c, gpus=0, argv=("/bin/sh", "-c", script, "sh", *c.argv[3:]), result="exit")
+        if c.name == "relocation" else replace(c, gpus=0) for c in load_checks(path)
+    ]  # fmt: skip
+
+
+def in_process(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, **options: str) -> dict[str, Any]:
+    """A stage in a chroot, where no GPU can be shown: neither the sandbox nor a check asks for one."""
+    place = "oci_builder.engines.stages_chroot"
+    monkeypatch.setattr(f"{place}.gpu_selection", lambda: (None, {}))
+    monkeypatch.setattr(f"{place}.load_checks", without_gpus)
+    request = lab.request(release="", key="", scratch=str(tmp_path), options=options)
+    return run_stage(name, request.to_json(), "local")
+
+
+def test_in_another_root_the_installed_archive_shows_at_two_prefixes(
+    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = lab.out / "runtime.oci.tar"
+    found = in_process(lab, tmp_path, monkeypatch, "single", where="root", root=str(root))
+    assert {c["name"] for c in found["checks"]} >= {"container-exec", "relocation", "jit"}, found["error"]
+    assert {outcomes(found)[n] for n in ("network-blocked", "caches-empty")} == {"pass"}
+    assert outcomes(found)["relocation"] == "pass", found["checks"]
+    assert [s["name"] for s in found["receipt"]["subject"]] == [PORTABLE]
+
+
+def test_in_the_image_its_own_folder_shows_twice(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = in_process(lab, tmp_path, monkeypatch, "single", where="image")
+    assert outcomes(found)["container-archive"] == "pass", found["error"]
+    assert outcomes(found)["relocation"] == "pass", found["checks"]
+    assert {s["name"] for s in found["receipt"]["subject"]} == {PORTABLE, "runtime.oci.tar"}
+
+
+def test_a_root_of_another_system_is_no_ubuntu_24(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = str(lab.out / "runtime.oci.tar")
+    found = in_process(lab, tmp_path, monkeypatch, "nccl8-u24", where="root", root24=root)
+    assert found["error"]["code"] in ("stage.os",) or os_name(Path("/")) == "ubuntu 24.04"
+    assert in_process(lab, tmp_path, monkeypatch, "nccl8-u24", where="root")["error"]["code"] == "stage.option"
+
+
+def test_there_are_three_places(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert in_process(lab, tmp_path, monkeypatch, "single", where="moon")["error"]["code"] == "stage.option"
 
 
 @pytest.mark.parametrize(
