@@ -26,13 +26,18 @@ class Naming:
 
 
 def naming(contents: Contents, fallback: str) -> Naming:
-    """As the image's own config says; else the file's name."""
+    """As the image's own labels say; else as the archive calls it; else the file's name."""
     settings: Any = {}
+    known = ""
     if contents.image is not None:
         settings = load_json(contents.image.config, "config")
+        known = next(iter(contents.image.names), "")
+    path, _, last = known.rpartition("/")
+    name, _, tag = last.partition(":")
     labels = (settings.get("config") or {}).get("Labels") or {}
     title, version = (str(labels.get(_LABEL + key) or "") for key in ("title", "version"))
-    return Naming(title or fallback, version or "0", _epoch(str(settings.get("created") or "")))
+    called = f"{path}/{name}" if path else name
+    return Naming(title or called or fallback, version or tag or "0", _epoch(str(settings.get("created") or "")))
 
 
 def _epoch(created: str) -> int:

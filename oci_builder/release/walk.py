@@ -166,7 +166,7 @@ def _layer(
     compression = sniff(head)
     if layer.compression not in (None, compression):
         raise FormatError(
-            "media.compression", f"{where}: declared as {layer.compression}, the bytes are {compression}", where=where,
+            "media.mismatch", f"{where}: declared as {layer.compression}, the bytes are {compression}", where=where,
             expected=layer.compression, actual=compression,
         )  # fmt: skip
     blob: Iterable[bytes | memoryview] = _chain(head, stream)
