@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from oci_builder import __version__
-from oci_builder.cli.common import Settings, exit_statuses
+from oci_builder.cli.common import QuietGroup, Settings, exit_statuses
 from oci_builder.cli.images import IMAGE_COMMANDS
 from oci_builder.cli.releases import RELEASE_COMMANDS
 from oci_builder.cli.stages import STAGE_COMMANDS
@@ -13,7 +13,7 @@ from oci_builder.cli.stages import STAGE_COMMANDS
 __all__ = ["cli", "main"]
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.group(cls=QuietGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(__version__, prog_name="oci-builder")
 @click.option("-v", "--verbose", is_flag=True, help="Notes on what is done, and where errors come from.")
 @click.option(

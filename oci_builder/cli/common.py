@@ -38,6 +38,18 @@ class Settings:
             yield emit
 
 
+class QuietGroup(click.Group):
+    """Commands whose reader may go away: ``inspect X | head -1`` ends as other programs do, without a word."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run; a closed standard output ends the program with 141, as SIGPIPE would."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(141)
+
+
 pass_settings = click.make_pass_decorator(Settings, ensure=True)
 
 

@@ -21,8 +21,12 @@ from oci_builder.cli.common import (
     write_json,
 )
 from oci_builder.cli.running import exec_command, execute_checks, readiness_command, show_report, with_readiness
+from oci_builder.model.platform import check_platform_name
 
-PLATFORM = click.option("--platform", default="linux/amd64", show_default=True, help="Which image of an index.")
+PLATFORM = click.option(
+    "--platform", default="linux/amd64", show_default=True, help="Which image of an index.",
+    callback=lambda _context, _option, text: check_platform_name(text),
+)  # fmt: skip
 SPEC = click.option("--spec", "spec_path", type=ARCHIVE, default=None, help="Take limits from SPEC.")
 JOBS = click.option("--jobs", type=click.IntRange(1, 256), default=default_jobs, show_default="CPUs", help="Threads.")
 
@@ -112,15 +116,19 @@ def verify(
 
 @click.command("inspect")
 @click.argument("archive", type=ARCHIVE)
+@SPEC
 @PLATFORM
 @json_option
 @pass_settings
-def inspect_command(settings: Settings, archive: Path, platform: str, json_file: str | None) -> None:
+def inspect_command(
+    settings: Settings, archive: Path, spec_path: Path | None, platform: str, json_file: str | None
+) -> None:
     """Show layers, sizes, what each tier costs and what is shared."""
     from oci_builder.inspection import inspect_archive
 
+    _, limits = spec_and_limits(spec_path)
     with settings.emitting() as emit:
-        found = inspect_archive(archive, platform=platform, emit=emit)
+        found = inspect_archive(archive, platform=platform, emit=emit, limits=limits)
     write_json(found.to_json(), json_file)
     if json_file != "-":
         for line in found.lines():
@@ -130,15 +138,19 @@ def inspect_command(settings: Settings, archive: Path, platform: str, json_file:
 @click.command("diff")
 @click.argument("old", type=ARCHIVE)
 @click.argument("new", type=ARCHIVE)
+@SPEC
 @PLATFORM
 @json_option
 @pass_settings
-def diff_command(settings: Settings, old: Path, new: Path, platform: str, json_file: str | None) -> None:
+def diff_command(
+    settings: Settings, old: Path, new: Path, spec_path: Path | None, platform: str, json_file: str | None
+) -> None:
     """Show which layers, packages and files differ. Exit status 1 when something does."""
     from oci_builder.difference import diff_archives
 
+    _, limits = spec_and_limits(spec_path)
     with settings.emitting() as emit:
-        found = diff_archives(old, new, platform=platform, emit=emit)
+        found = diff_archives(old, new, platform=platform, emit=emit, limits=limits)
     write_json(found.to_json(), json_file)
     if json_file != "-":
         for line in found.lines():
@@ -149,20 +161,24 @@ def diff_command(settings: Settings, old: Path, new: Path, platform: str, json_f
 @click.command()
 @click.argument("reference")
 @click.argument("dest", type=ARCHIVE)
+@SPEC
 @PLATFORM
 @click.option("--plain-http", is_flag=True, help="Speak HTTP; loopback addresses need no flag.")
 @cache_option
 @json_option
 @pass_settings
 def pull(
-    settings: Settings, reference: str, dest: Path, platform: str, plain_http: bool, cache: Path, json_file: str | None
-) -> None:
+    settings: Settings, reference: str, dest: Path, spec_path: Path | None, platform: str, plain_http: bool,
+    cache: Path, json_file: str | None,
+) -> None:  # fmt: skip
     """Pull REFERENCE@sha256:… into the OCI layout DEST, verified, resumable."""
     from oci_builder.pull import PullOptions
     from oci_builder.pull import pull as run
 
+    _, limits = spec_and_limits(spec_path)
+    options = PullOptions(platform=platform, plain_http=plain_http, limits=limits)
     with settings.emitting() as emit:
-        found = run(reference, dest, PullOptions(platform=platform, plain_http=plain_http), emit)
+        found = run(reference, dest, options, emit)
     write_json(found.to_json(), json_file)
     if json_file != "-":
         say(f"{dest}: {found.manifest}")
@@ -171,16 +187,23 @@ def pull(
 @click.command()
 @click.argument("archive", type=ARCHIVE)
 @click.argument("reference")
+@SPEC
+@PLATFORM
 @click.option("--plain-http", is_flag=True, help="Speak HTTP; loopback addresses need no flag.")
 @json_option
 @pass_settings
-def push(settings: Settings, archive: Path, reference: str, plain_http: bool, json_file: str | None) -> None:
+def push(
+    settings: Settings, archive: Path, reference: str, spec_path: Path | None, platform: str, plain_http: bool,
+    json_file: str | None,
+) -> None:  # fmt: skip
     """Push an OCI archive or layout to REFERENCE (name:tag), verified afterwards."""
     from oci_builder.push import PushOptions
     from oci_builder.push import push as run
 
+    _, limits = spec_and_limits(spec_path)
+    options = PushOptions(platform=platform, plain_http=plain_http, limits=limits)
     with settings.emitting() as emit:
-        found = run(archive, reference, PushOptions(plain_http=plain_http), emit)
+        found = run(archive, reference, options, emit)
     write_json(found.to_json(), json_file)
     if json_file != "-":
         say(f"{reference}@{found.manifest}")

@@ -20,6 +20,7 @@ from oci_builder.model.errors import (
 )
 from oci_builder.model.events import Emit, silent
 from oci_builder.model.limits import DEFAULT_LIMITS, Limits
+from oci_builder.model.platform import check_platform_name
 from oci_builder.model.report import Finding, Report
 from oci_builder.wire.tar import TarEntry, TarReader
 
@@ -46,6 +47,9 @@ class JudgeOptions:
         shortcut: prove layers of the second archive by comparing bytes with the first, where they are the same.
         task: what progress is called.
         entries: told each entry of each member that is read as a layer, with the member's name.
+
+    Raises:
+        SpecError: ``spec.platform``.
     """
 
     profile: str = "foreign"
@@ -56,6 +60,9 @@ class JudgeOptions:
     shortcut: bool = True
     task: str = "verify"
     entries: OnEntry | None = None
+
+    def __post_init__(self) -> None:
+        check_platform_name(self.platform)
 
     @property
     def strict(self) -> bool:

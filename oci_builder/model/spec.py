@@ -31,10 +31,8 @@ from oci_builder.model.documents import DIGEST_ERROR, digest_value
 from oci_builder.model.errors import OciBuilderError, SpecError, show
 from oci_builder.model.jsontext import dump_json, load_json
 from oci_builder.model.limits import Limits
+from oci_builder.model.specvalues import check_patterns, check_prefix, check_user, read_input
 
-_COMPONENT = 255
-# Ray starts workers through ``bash -c`` without quoting, and uv's launchers do not survive every character.
-_PREFIX = re.compile(r"/[A-Za-z0-9._+@=-]+(/[A-Za-z0-9._+@=-]+)*\Z")
 _ENV = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=[^\0\n]*\Z")
 
 # distribution/reference: path components and tags.
@@ -81,7 +79,9 @@ class RootfsBase(SpecModel):
     """A base made of a root file system: a folder, or a tar of one."""
 
     rootfs: StrictStr
-    exclude: tuple[StrictStr, ...] = Field(default=(), description="paths below the root that are left out")
+    exclude: Annotated[tuple[StrictStr, ...], AfterValidator(check_patterns)] = Field(
+        default=(), description="paths below the root that are left out"
+    )
 
 
 class HostBase(SpecModel):
@@ -216,16 +216,6 @@ class Owner(SpecModel):
     gid: StrictInt = Field(default=0, ge=0, lt=2**32 - 1)
 
 
-def _prefix(value: str) -> str:
-    if not _PREFIX.match(value) or any(part in (".", "..") for part in value.split("/")):
-        raise ValueError("must be absolute, without . or .., of the characters [A-Za-z0-9._/+@=-], without a final /")
-    if any(part.startswith(".wh.") for part in value.split("/")):
-        raise ValueError("a part that begins with .wh. would delete files when the image is unpacked")
-    if any(len(part) > _COMPONENT for part in value.split("/")):
-        raise ValueError(f"a part is longer than {_COMPONENT} bytes, which no file system holds")
-    return value
-
-
 def _env(value: tuple[str, ...]) -> tuple[str, ...]:
     for item in value:
         if not _ENV.match(item):
@@ -250,7 +240,9 @@ class Spec(SpecModel):
     epoch: StrictInt = Field(default=0, ge=0, lt=2**33, description="newest time in our layers, seconds since 1970")
     platform: Literal["linux/amd64"] = "linux/amd64"
     base: Base
-    prefix: Annotated[StrictStr, AfterValidator(_prefix)] = Field(description="where the runtime lives in the image")
+    prefix: Annotated[StrictStr, AfterValidator(check_prefix)] = Field(
+        description="where the runtime lives in the image"
+    )
     tiers: dict[Annotated[str, Field(pattern=TIER_PATTERN)], Tier] = Field(min_length=1)
     cuda: Cuda | None = Field(default=None, description="CUDA tools and headers for the portable archive")
     compression: Compression = Compression()
@@ -259,7 +251,7 @@ class Spec(SpecModel):
     env: Annotated[tuple[StrictStr, ...], AfterValidator(_env)] = ()
     entrypoint: tuple[StrictStr, ...] | None = None
     cmd: tuple[StrictStr, ...] | None = None
-    user: StrictStr | None = None
+    user: Annotated[StrictStr | None, AfterValidator(check_user)] = None
     workdir: StrictStr | None = Field(default=None, pattern=r"^/[^\x00]*$")
     labels: dict[StrictStr, StrictStr] = Field(default_factory=dict)
     files: StrictStr | None = Field(default=None, description="folder of layer definitions (*.toml) and their files")
@@ -325,13 +317,7 @@ def load_spec(path: Path) -> Spec:
     Raises:
         SpecError: as ``parse_spec``; ``spec.path`` when the file cannot be read.
     """
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise SpecError(
-            "spec.path", f"cannot read the spec {show(str(path))}: {error.strerror}", where=str(path)
-        ) from None
-    return parse_spec(data, str(path))
+    return parse_spec(read_input(path, "spec"), str(path))
 
 
 def json_schema() -> dict[str, Any]:
