@@ -10,6 +10,7 @@ from typing import Any
 
 from oci_builder.model.errors import SpecError, show
 from oci_builder.model.gates import Gate, TrustPolicy, parse_gates
+from oci_builder.model.receipts import parse_time
 from oci_builder.model.spec import load_spec
 from oci_builder.release.folder import ReleaseFolder, read_trust, spec_sha256
 
@@ -45,10 +46,13 @@ def check_release(folder: Path, rules: Rules) -> dict[str, Any]:
     Returns: the recorded qualification.
 
     Raises:
-        CheckFailed: ``qualification.missing``, ``qualification.differs``.
+        CheckFailed: ``qualification.missing``, ``qualification.differs``, ``release.rewritten``.
         SpecError: ``release.folder``; FormatError, TransportError: unreadable files.
     """
-    return _open(folder).compare(rules.gates, rules.policy, rules.spec)
+    release = _open(folder)
+    recorded = release.compare(rules.gates, rules.policy, rules.spec)
+    release.check_files(rules.policy, parse_time(recorded["evaluated_at"]))
+    return recorded
 
 
 def update_release(folder: Path, rules: Rules, now: datetime) -> dict[str, Any]:
@@ -57,9 +61,11 @@ def update_release(folder: Path, rules: Rules, now: datetime) -> dict[str, Any]:
     Returns: the qualification that stands in the folder afterwards.
 
     Raises:
-        SpecError: ``release.folder``; FormatError, TransportError: unreadable or unwritable files.
+        CheckFailed: ``release.rewritten``. SpecError: ``release.folder``; FormatError, TransportError: unreadable or
+        unwritable files.
     """
     release = _open(folder)
+    release.check_files(rules.policy, now)
     release.record(release.evaluate(rules.gates, rules.policy, now, rules.spec))
     recorded = release.recorded()
     assert recorded is not None  # written just now

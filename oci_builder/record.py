@@ -28,16 +28,14 @@ from oci_builder.release.materials import materials
 from oci_builder.release.packages import Contents, inventory_bytes, read_packages
 from oci_builder.release.parts import hash_parts, plan_parts
 from oci_builder.release.provenance import BuildRun, provenance
-from oci_builder.release.receipts import write_receipt
+from oci_builder.release.receipts import recorded_files, write_receipt
 from oci_builder.release.scan import Scan, scan_archives, scan_files
 from oci_builder.release.secrets import ScanOptions
 from oci_builder.release.signing import SigningKey
 from oci_builder.release.walk import Walk
 
-RECORDS = ("portable.json", "container.json")
+RECORDS = ("container.json", "portable.json")
 PROVENANCE = "provenance.json"
-# A folder with this file is a release.
-LAST = "portable.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +69,7 @@ class Recorded:
 
 
 def record(request: RecordRequest, emit: Emit = silent) -> Recorded:
-    """Make a release folder. ``portable.json`` comes last; without it there is no release. Idempotent.
+    """Make a release folder. The receipt comes last and makes it whole. Idempotent.
 
     Raises:
         SpecError: ``record.build``: no finished build, or one of another spec; ``release.name``; ``spec.*``.
@@ -84,8 +82,9 @@ def record(request: RecordRequest, emit: Emit = silent) -> Recorded:
     spec = load_spec(request.spec)
     container, subjects = _read_build(request, spec)
     files = {name: read_file(request.dist / name, DEFAULT_LIMITS.document) for name in RECORDS}
-    if (request.folder.root / LAST).exists():
-        return _again(request.folder, files)
+    known = _known(request.folder, files)
+    if known is not None:
+        return known
     how = Walk(spec.platform, spec.effective_limits, request.threads, emit)
     scan = _scan(request, subjects, how)
     scan.require()
@@ -179,18 +178,21 @@ def _put(
     request: RecordRequest, files: Mapping[str, bytes], digests: Mapping[str, str], receipt: Receipt,
     subjects: Mapping[str, str],
 ) -> Recorded:  # fmt: skip
-    """All but one into the folder; the file that makes it a release comes last, after the receipt.
+    """Everything into the folder, the receipt last: without it, what is there is left from a run that broke off.
 
-    Without that one, what is there is left from a run that was interrupted, or receipts that came first.
+    Receipts of stages that ran before, and the records that a repack left, stay as they are.
     """
     folder = request.folder.create()
     with _locked(folder.root):
-        if (folder.root / LAST).exists():
-            return _again(folder, {name: files[name] for name in RECORDS})
-        for name in sorted(files.keys() - {LAST}):
+        known = _known(folder, {name: files[name] for name in RECORDS})
+        if known is not None:
+            return known
+        for name in sorted(files.keys() - set(RECORDS)):
             replace_file(folder.root / name, files[name])
+        for name in RECORDS:
+            if not (folder.root / name).exists():
+                folder.add(name, files[name])
         path = write_receipt(folder.receipts, receipt, subjects, request.key)
-        folder.add(LAST, files[LAST])
     return Recorded(folder.root, digests, path)
 
 
@@ -208,22 +210,31 @@ def _locked(folder: Path) -> Iterator[None]:
         os.close(fd)
 
 
-def _again(folder: ReleaseFolder, files: Mapping[str, bytes]) -> Recorded:
-    """The folder that is there, if it is of this build.
+def _known(folder: ReleaseFolder, records: Mapping[str, bytes]) -> Recorded | None:
+    """The folder, when it is whole and of this build; None when there is something to do.
 
     Raises:
-        ConflictError: ``release.exists``.
+        ConflictError: ``release.exists``: it is of another build, or not what was recorded.
     """
-    for name, data in sorted(files.items()):
+    for name, data in records.items():
         path = folder.root / name
-        if not path.is_file() or read_file(path, len(data)) != data:
+        if path.exists() and read_file(path, len(data)) != data:
             raise ConflictError(
                 "release.exists", f"{show(str(path))} is of another build; a release is never rewritten",
                 where=str(path),
             )  # fmt: skip
-    kept = sorted(p for p in folder.root.iterdir() if p.is_file())
-    digests = {p.name: hashlib.sha256(read_file(p, 16 * DEFAULT_LIMITS.document)).hexdigest() for p in kept}
-    return Recorded(folder.root, digests, None, again=True)
+    for name, envelope in folder.envelopes().items():
+        said = recorded_files(envelope, name) or {}
+        if said.get("portable.json") != hashlib.sha256(records["portable.json"]).hexdigest():
+            continue
+        wrong = folder.differing(said)
+        if wrong:
+            raise ConflictError(
+                "release.exists", f"{show(str(folder.root))} was recorded, and has changed since: {', '.join(wrong)}",
+                where=str(folder.root),
+            )  # fmt: skip
+        return Recorded(folder.root, said, folder.receipts / name, again=True)
+    return None
 
 
 __all__ = ["RecordRequest", "Recorded", "record"]

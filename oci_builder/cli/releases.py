@@ -18,7 +18,7 @@ from oci_builder.cli.common import (
     say,
     write_json,
 )
-from oci_builder.cli.publishing import KEY, PUBLISHING_COMMANDS, RELEASE, SPEC, TRUST
+from oci_builder.cli.publishing import ALLOW, KEY, PUBLISHING_COMMANDS, RELEASE, SPEC, TRUST
 
 
 def _now() -> datetime:
@@ -137,17 +137,19 @@ def report(release: Path, page: Path, spec_path: Path, trust: Path, json_file: s
 @KEY
 @click.option("--checks", type=ARCHIVE, required=True, help="Offline checks (JSON) that the new build must pass.")
 @click.option("--marker", default=None, help="Marker file in the portable archive.")
+@ALLOW
 @cache_option
 @pass_settings
 def repack(
     settings: Settings, dist: Path, release: Path, spec_path: Path, trust: Path, key: Path, checks: Path,
-    marker: str | None, cache: Path,
+    marker: str | None, allow: Path | None, cache: Path,
 ) -> None:  # fmt: skip
     """Repair packaging files of an unqualified candidate in DIST without compiling anything again."""
     from oci_builder.cli.repacking import RepackInputs, run_repack
 
     with settings.emitting() as emit:
-        done = run_repack(RepackInputs(dist, release, spec_path, trust, key, checks, marker, cache), _now(), emit)
+        inputs = RepackInputs(dist, release, spec_path, trust, key, checks, marker, cache, allow)
+        done = run_repack(inputs, _now(), emit)
     say(f"portable sha256:{done.sha256}; the old build is in {done.previous}; receipt {done.receipt}")
 
 

@@ -16,7 +16,9 @@ from oci_builder.model.events import Emit
 from oci_builder.model.receipts import Check
 from oci_builder.model.spec import load_spec
 from oci_builder.qualification import Rules
+from oci_builder.record import RecordRequest, record
 from oci_builder.release.folder import ReleaseFolder
+from oci_builder.release.scan import read_allowed
 from oci_builder.release.signing import load_key
 from oci_builder.repack import Repacked, RepackRequest, repack
 from oci_builder.transports.layerfiles import read_definitions
@@ -37,10 +39,11 @@ class RepackInputs:
     checks: Path
     marker: str | None
     cache: Path
+    allow: Path | None = None
 
 
 def run_repack(inputs: RepackInputs, now: datetime, emit: Emit) -> Repacked:
-    """Repack with the real build as rebuild and a sandbox as preflight.
+    """Repack with the real build as rebuild and a sandbox as preflight; then record what the new build holds.
 
     Raises:
         SpecError: ``spec.files`` when the spec ships no packaging files; else as ``repack``.
@@ -70,4 +73,6 @@ def run_repack(inputs: RepackInputs, now: datetime, emit: Emit) -> Repacked:
         dist=inputs.dist, folder=ReleaseFolder(inputs.release), gates=rules.gates, policy=rules.policy, marker=marker,
         packaging=packaging, layers=frozenset(definitions), key=load_key(inputs.key),
     )  # fmt: skip
-    return repack(request, rebuild, preflight, now, emit)
+    done = repack(request, rebuild, preflight, now, emit)
+    record(RecordRequest(inputs.dist, request.folder, inputs.spec, request.key, read_allowed(inputs.allow)), emit)
+    return done

@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -21,6 +23,7 @@ from oci_builder.model.receipts import DOCKER, OCI, PORTABLE, parse_time
 from oci_builder.model.spec import Spec
 from oci_builder.release.files import create_exclusively, io_error, read_file, replace_file
 from oci_builder.release.gates import Candidate, Qualification, qualify
+from oci_builder.release.receipts import Answer, judge, recorded_files
 
 QUALIFICATION = "qualification.json"
 SUPERSEDED = "superseded.json"
@@ -116,6 +119,35 @@ class ReleaseFolder:
         if document is None:
             return None
         return _hex(document.get("by") if isinstance(document, dict) else None, f"{self.root}: {SUPERSEDED}")
+
+    def differing(self, files: Mapping[str, str]) -> list[str]:
+        """Which of these files (name -> sha256 hex) are not there, or have other bytes.
+
+        Raises:
+            TransportError: ``io.*``.
+        """
+        return sorted(name for name, sha256 in files.items() if _digest_of(self.root / name) != sha256)
+
+    def check_files(self, policy: TrustPolicy, now: datetime) -> None:
+        """What was recorded is what lies here: at least one believed record receipt has every digest right.
+
+        A folder without such a receipt was not made by ``record``; nothing is said about it.
+
+        Raises:
+            CheckFailed: ``release.rewritten``, naming the files.
+        """
+        subjects, verdicts = self.subjects(), []
+        for name, data in self.envelopes().items():
+            verdict = judge(data, policy, now=now, subjects=subjects, where=name)
+            said = recorded_files(data, name) if verdict.answer is Answer.VERIFIED else None
+            if said:
+                verdicts.append(self.differing(said))
+        if verdicts and all(verdicts):
+            names = ", ".join(show(name) for name in min(verdicts, key=len))
+            where = str(self.root)
+            raise CheckFailed(
+                "release.rewritten", f"{show(where)}: changed or gone since it was recorded: {names}", where=where
+            )
 
     def evaluate(self, gates: tuple[Gate, ...], policy: TrustPolicy, now: datetime, spec: str | None) -> Qualification:
         """The qualification as the files of this folder give it.
@@ -213,6 +245,19 @@ def spec_sha256(spec: Spec) -> str:
 def pretty(value: object) -> bytes:
     """JSON for files that people read in a repository: the canonical order, indented."""
     return json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+
+
+def _digest_of(path: Path) -> str:
+    if not path.is_file():
+        return ""
+    digest = hashlib.sha256()
+    try:
+        with path.open("rb") as file:
+            while data := file.read(1 << 20):
+                digest.update(data)
+    except OSError as error:
+        raise io_error(error, path) from None
+    return digest.hexdigest()
 
 
 def _sha256_of(value: object) -> object:

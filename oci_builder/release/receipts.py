@@ -27,6 +27,7 @@ from oci_builder.model.receipts import (
 from oci_builder.release.files import create_exclusively, read_file
 from oci_builder.release.signing import SigningKey, check_signatures, decode64
 
+RECORD_STAGE = "record"
 CLOCK_SKEW = timedelta(minutes=10)
 
 
@@ -91,6 +92,19 @@ def write_receipt(folder: Path, receipt: Receipt, subjects: Mapping[str, str], k
     path = folder / receipt_name(receipt, envelope)
     create_exclusively(path, envelope)
     return path
+
+
+def recorded_files(data: bytes, where: str) -> dict[str, str] | None:
+    """File name -> sha256 as a receipt of stage ``record`` says; None for any other document. Believes no signature."""
+    try:
+        envelope = parse_closed(Envelope, data, where)
+        receipt = parse_statement(decode64(envelope.payload, where), where).predicate
+    except OciBuilderError:
+        return None
+    files = receipt.details.get("files")
+    if receipt.stage != RECORD_STAGE or not isinstance(files, dict):
+        return None
+    return {str(name): str(sha256) for name, sha256 in files.items() if "/" not in str(name)}
 
 
 def read_envelope(path: Path) -> bytes:

@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
-from oci_builder.model.errors import ConflictError, IntegrityError, OciBuilderError, PolicyError, SpecError
+from oci_builder.model.errors import CheckFailed, ConflictError, IntegrityError, OciBuilderError, PolicyError, SpecError
 from oci_builder.model.receipts import PORTABLE
 from oci_builder.qualification import Rules, check_release, update_release
 from oci_builder.record import record
+from oci_builder.release.folder import ReleaseFolder
 from oci_builder.release.host import utc_now
 from oci_builder.release.receipts import Answer, judge
 from oci_builder.release.signing import new_key
@@ -136,6 +137,7 @@ def test_an_interrupted_run_is_completed(place: Path) -> None:
     record(request(place))
     (place / "releases/v1-r1/portable.json").unlink()
     (place / "releases/v1-r1/a.cdx.json").write_bytes(b"half")
+    shutil.rmtree(place / "releases/v1-r1/receipts")
     record(request(place))
     assert document(place, "a.cdx.json")["bomFormat"] == "CycloneDX"
 
@@ -204,3 +206,42 @@ def test_another_key_makes_a_receipt_that_nobody_believes(place: Path) -> None:
     rules = Rules.load(place / "spec.json", place / "trust.json")
     found = update_release(place / "releases/v1-r1", rules, utc_now())
     assert "unknown keys" in found["refused"][0]["reasons"][0]
+
+
+@pytest.mark.parametrize("name", ["a.cdx.json", "inventory-b.json", "provenance.json", "container.json"])
+@pytest.mark.parametrize("change", ["changed", "gone"])
+def test_a_file_that_was_rewritten_is_found_out(place: Path, name: str, change: str) -> None:
+    record(request(place))
+    rules = Rules.load(place / "spec.json", place / "trust.json")
+    folder = place / "releases/v1-r1"
+    update_release(folder, rules, utc_now())
+    if change == "gone":
+        (folder / name).unlink()
+    else:
+        (folder / name).write_bytes((folder / name).read_bytes() + b"\n")
+    with pytest.raises(CheckFailed) as caught:
+        check_release(folder, rules)
+    # Without its container.json a folder has other subjects, which shows first.
+    assert caught.value.code == (
+        "qualification.differs" if (name, change) == ("container.json", "gone") else "release.rewritten"
+    )
+    with pytest.raises(CheckFailed):
+        update_release(folder, rules, utc_now())
+
+
+def test_a_recorded_file_is_never_written_again(place: Path) -> None:
+    record(request(place))
+    changed = place / "releases/v1-r1/a.cdx.json"
+    changed.write_bytes(b"{}")
+    with pytest.raises(ConflictError) as caught:
+        record(request(place))
+    assert "a.cdx.json" in caught.value.message and changed.read_bytes() == b"{}"
+
+
+def test_records_alone_are_completed(place: Path) -> None:
+    """As a repack leaves them."""
+    folder = ReleaseFolder(place / "releases/v1-r1").create()
+    for name in ("portable.json", "container.json"):
+        folder.add(name, (place / "dist" / name).read_bytes())
+    assert not record(request(place)).again
+    assert record(request(place)).again
