@@ -23,7 +23,7 @@ _VOLUME = {"/vol": "oci-builder"}
 _MINUTE = 60
 # For stages that sign what they did themselves; the receipts of all others are signed by the sender.
 KEY_SECRET = "oci-builder-key"
-_GPU_OPTIONS = ("where", "root", "root24", "prefix", "sha256", "helper", "tiers", "isolation")
+_GPU_OPTIONS = ("where", "root", "prefix", "sha256", "helper", "tiers", "isolation")
 
 
 def _cpu(timeout: int, *, cpu: float = 4, memory: int = 8192, scratch: int = 0, stays: bool = False,
@@ -53,10 +53,10 @@ _ALL = (
           "the checks on one GPU", _GPU_OPTIONS),
     Stage("nccl8", _gpu("B200:8", "check-u22", 60, 32, 262144), nccl_stage,
           "the checks on eight GPUs, on Ubuntu 22.04 and then on 24.04",
-          _GPU_OPTIONS, then="nccl8-u24"),
+          (*_GPU_OPTIONS, "root24"), then="nccl8-u24"),
     Stage("nccl8-u24", _gpu("B200:8", "check-u24", 60, 32, 262144), second_ubuntu_stage,
           "only the second of them, once the first has a valid receipt for the same archive",
-          (*_GPU_OPTIONS, "trust")),
+          (*_GPU_OPTIONS, "root24", "trust")),
     Stage("qualification", _cpu(10, cpu=1, memory=2048), qualification_stage,
           "what the release folder's receipts prove, judged and recorded", ("trust",)),
     Stage("repack", _cpu(60, cpu=8, memory=16384, scratch=256, image="repack", secrets=(KEY_SECRET,)), repack_stage,
