@@ -7,6 +7,7 @@ rows that cases belong to; ``rows`` holds the two together.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from tests.hostile import cases_archive, cases_compress, cases_documents, cases_tar, cases_variants
@@ -39,7 +40,8 @@ class Case:
     @property
     def row(self) -> str:
         """The row of the catalogue."""
-        return self.id.rstrip("abcdefghijklmnopqrstuvwxyz") if self.id[:1] == "C" else self.id
+        found = re.match(r"C\d+-\d+", self.id)
+        return found[0] if found else self.id
 
     def members(self) -> Members:
         """As an OCI layout's files, for a registry."""

@@ -137,8 +137,8 @@ CASES: list[Case] = [
     ("C10-09", "outer gzip cut", raw(lambda: gzip.compress(plus()())[:-9]), "gzip.truncated"),
     ("C9-05", "junk after the outer gzip", raw(lambda: gzip.compress(plus()()) + b"junk"), "gzip.trailing"),
     ("C7-03", "bytes after the end marker", raw(lambda: plus()() + b"x" * 512), "tar.trailing"),
-    ("C7-pad", "padding that is not zeros", raw(lambda: _padded(plus()())), "tar.padding"),
-    ("sha", "a config under another name is still its digest", docker(lambda m: m | {sha(b"x") + ".json": b"x"}), None),
+    ("C7-21", "padding that is not zeros", raw(lambda: _padded(plus()())), "tar.padding"),
+    ("ok-config-name", "a config under another name is still its digest", docker(lambda m: m | {sha(b"x") + ".json": b"x"}), None),
 ]  # fmt: skip
 
 
