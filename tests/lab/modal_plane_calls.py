@@ -27,6 +27,10 @@ from tests.lab.modal_plane import Message, Objects, Plane, World, build
 
 # Loopback is up where the network is blocked: programs of one container may talk to each other.
 LOOPBACK = "import fcntl,socket,struct;fcntl.ioctl(socket.socket(),0x8914,struct.pack('16sh',b'lo',1))"
+# How this machine reaches package indexes: a container's network is this machine's.
+REACH = ("SSL_CERT_FILE", "SSL_CERT_DIR", "UV_SYSTEM_CERTS", "UV_NATIVE_TLS", "UV_INDEX", "UV_DEFAULT_INDEX", "UV_INDEX_URL",
+         "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS", "http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY",
+         "NO_PROXY")  # fmt: skip
 # An interpreter that has what the image would have, and not the project: else missing sources go unseen.
 PYTHON = os.environ.get("FAKEPLANE_PYTHON", sys.executable)
 Result = pb.GenericResult
@@ -253,7 +257,7 @@ class Calls:
 
     def _environment(self, place: Path, name: str, function: Message, socket: str) -> dict[str, str]:
         found = {
-            "PATH": os.environ["PATH"], "HOME": "/root", "LANG": "C.UTF-8", "TMPDIR": str(place / "tmp"),
+            **{name: os.environ[name] for name in REACH if name in os.environ}, "PATH": f"{Path(PYTHON).parent}:{os.environ['PATH']}", "HOME": "/root", "LANG": "C.UTF-8", "TMPDIR": str(place / "tmp"),
             "PYTHONPATH": str(place / "files/root"), "PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1",
             "MODAL_CONTAINER_ARGUMENTS_PATH": str(place / "arguments"), "MODAL_TASK_ID": name, "MODAL_IS_REMOTE": "1",
             "MODAL_SERVER_URL": f"unix://{socket}", "MODAL_IMAGE_ID": function.image_id,

