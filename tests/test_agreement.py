@@ -8,8 +8,10 @@ from __future__ import annotations
 import gzip
 import json
 import random
+import shutil
 import subprocess
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ import pytest
 from oci_builder.difference import diff_archives
 from oci_builder.inspection import inspect_archive
 from oci_builder.model.errors import OciBuilderError
+from oci_builder.model.limits import DEFAULT_LIMITS
 from oci_builder.model.spec import parse_spec
 from oci_builder.rootfs.layers import WriteOptions
 from oci_builder.store.blobs import DirStore
@@ -25,7 +28,8 @@ from oci_builder.transports.registry_source import PushSource
 from oci_builder.unpack import UnpackOptions, unpack_image
 from oci_builder.verify import VerifyOptions, verify_archives
 from tests.hostile import cases_archive, cases_compress, cases_documents, cases_tar
-from tests.lab.archives import Lab, write, write_layout
+from tests.lab import tarlang as t
+from tests.lab.archives import Lab, entry, files, tar, write, write_layout
 from tests.rootfs.test_tree_model import random_layer
 
 Build = Callable[[Path], Path]
@@ -71,9 +75,10 @@ def outcome(verb: Callable[[], object]) -> tuple[int, str]:
     return 0, ""
 
 
-def base(key: str, archive: Path, folder: Path) -> None:
+def base(key: str, archive: Path, folder: Path, **limits: int) -> None:
     """What build does first with a base."""
-    text = {"name": "x", "tag": "t", "base": {key: str(archive)}, "prefix": "/opt/rt", "tiers": {"a": {"path": "/x"}}}
+    text = {"name": "x", "tag": "t", "base": {key: str(archive)}, "prefix": "/opt/rt", "tiers": {"a": {"path": "/x"}},
+            "limits": limits}  # fmt: skip
     with DirStore(folder / f"store-{key}") as store:
         load_base(parse_spec(json.dumps(text).encode()), folder, store, WriteOptions(threads=1))
 
@@ -152,6 +157,52 @@ def _alike(code: str, codes: set[str]) -> bool:
     """
     families = {one.partition(".")[0] for one in codes}
     return code in codes or code.partition(".")[0] in families or (code == "tar.trailing" and "layer.trailing" in codes)
+
+
+LIMITS: dict[str, tuple[int, str, Lab]] = {
+    "document": (10, "limit.document", Lab()),
+    "docker_manifest": (10, "limit.document", Lab()),
+    "json_depth": (1, "json.depth", Lab()),
+    "record": (100, "limit.record", Lab(layers=cases_tar.with_pax(t.record(b"comment", b"x" * 200)))),
+    "name": (50, "limit.name", Lab()),
+    "component": (20, "limit.name", Lab()),
+    "depth": (3, "limit.depth", Lab(layers=[files(a=b"1"), tar(entry("1/2/3/4", b"x"))])),
+    "entries": (9, "limit.entries", Lab(layers=[tar(*(entry(f"f{n}") for n in range(12)))])),
+    "entry_size": (3000, "limit.entry", Lab(layers=[files(a=bytes(5000))])),
+    "layer_size": (3000, "limit.layer", Lab(layers=[files(a=b"alpha" * 300, b=b"1" * 3000)])),
+    "image_size": (5000, "limit.image", Lab()),
+    "index_depth": (1, "limit.index_depth", Lab(edit_members=cases_documents.nested(2))),
+    "manifests": (1, "limit.manifests", Lab(edit_members=cases_documents.second_image(
+        {"os": "linux", "architecture": "arm64"}))),
+    "layers": (1, "limit.layers", Lab()),
+    "symlink_follows": (1, "path.loop", Lab(layers=[tar(
+        entry("d", type=b"5", mode=0o755), entry("l", type=b"2", linkname="d"), entry("m", type=b"2", linkname="l"),
+        entry("m/x", b"1"))])),
+    "archive_members": (4, "limit.members", Lab()),
+    "xattr_size": (10, "limit.xattr", Lab(layers=cases_tar.with_pax(t.record(b"SCHILY.xattr.user.a", b"x" * 20)))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_limits_bind_every_verb(name: str, tmp_path: Path) -> None:
+    """Each by the same code, and without the limit all accept. A warm store of a build forgets no limit."""
+    value, code, lab = LIMITS[name]
+    archive = write(tmp_path / "a.tar", lab.oci())
+    assert set(under({}, archive, tmp_path).values()) == {(0, "")}
+    report = verify_archives([archive], VerifyOptions(threads=1, limits=replace(DEFAULT_LIMITS, **{name: value})))
+    assert code in {finding.code for finding in report.errors}
+    assert set(under({name: value}, archive, tmp_path).values()) == {(report.exit_status, code)}
+
+
+def under(changed: dict[str, int], archive: Path, folder: Path) -> dict[str, tuple[int, str]]:
+    limits, dest = replace(DEFAULT_LIMITS, **changed), folder / "dest"
+    shutil.rmtree(dest, ignore_errors=True)
+    return {
+        "unpack": outcome(lambda: unpack_image(archive, dest, UnpackOptions(limits=limits))),
+        "inspect": outcome(lambda: inspect_archive(archive, limits=limits)),
+        "diff": outcome(lambda: diff_archives(archive, archive, limits=limits)),
+        "build": outcome(lambda: base("oci", archive, folder, **changed)),
+    }
 
 
 def test_random_trees(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def judge(intake: Intake) -> Judged:
     judged = Judged(intake.contents)
     members = intake.contents.members
     if "index.json" not in members and "manifest.json" not in members:
-        if intake.contents.complete or members:
+        if intake.contents.complete:
             message = "no image: neither index.json (OCI) nor manifest.json (docker save) is in it"
             intake.findings.error("archive.missing", "", message, expected="index.json or manifest.json")
         return judged
@@ -71,7 +71,10 @@ def judge(intake: Intake) -> Judged:
         _compare_views(graph, judged)
     _check_blob_names(graph)
     _check_between_members(graph, judged)
-    _check_extra(graph)
+    if not graph.unread:
+        _check_extra(graph)
+    if not intake.contents.complete:
+        intake.findings.drop("archive.missing", "archive.extra")
     return judged
 
 

@@ -21,6 +21,7 @@ def docker_view(graph: Graph) -> list[ImageView]:
     if member is None:
         return []
     items: list[DockerArchiveItem] = []
+    graph.unread, unread = True, graph.unread
     with graph.findings.collecting():
         where = f"{graph.findings.where}: manifest.json"
         value = graph.document(member, "manifest.json", most=graph.options.limits.docker_manifest)
@@ -32,6 +33,7 @@ def docker_view(graph: Graph) -> list[ImageView]:
         items = [validate(DockerArchiveItem, item, f"{where}: image {n}", limits) for n, item in enumerate(value)]
         if not items:
             raise FormatError("archive.images", f"{where}: no image in it", where=where, expected=1, actual=0)
+        graph.unread = unread
     if len(items) > 1:
         judge = graph.findings.judge(graph.options.strict)
         judge("archive.images", "manifest.json", "more than one image", expected=1, actual=len(items))

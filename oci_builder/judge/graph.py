@@ -17,14 +17,20 @@ D = TypeVar("D", bound=Document)
 
 
 class Graph:
-    """Looks blobs up, checks them, and remembers which members somebody refers to."""
+    """Looks blobs up, checks them, and remembers which members somebody refers to.
 
-    __slots__ = ("contents", "findings", "intake", "options", "used")
+    Attributes:
+        used: names of members that a document refers to.
+        unread: whether there was a document that could not be read, and so what it refers to is not known.
+    """
+
+    __slots__ = ("contents", "findings", "intake", "options", "unread", "used")
 
     def __init__(self, intake: Intake) -> None:
         self.intake, self.contents = intake, intake.contents
         self.findings, self.options = intake.findings, intake.options
         self.used: set[str] = set()
+        self.unread = False
 
     def member(self, name: str) -> Member | None:
         """The member of this name, marked as used."""
@@ -64,7 +70,8 @@ class Graph:
             PolicyError: ``limit.document``.
         """
         place = f"{self.findings.where}: {where}"
-        bound = self.options.limits.document if most is None else most
+        bound = self.options.limits.document
+        bound = bound if most is None else min(most, bound)
         if member.size > bound:
             raise PolicyError(
                 "limit.document", f"{place}: {member.size} bytes of JSON, the limit is {bound}", where=place,
@@ -85,6 +92,7 @@ class Graph:
             place = f"{self.findings.where}: {where}"
             _right_kind(model, value, place)
             return validate(model, value, place, self.options.limits)
+        self.unread = True
         return None
 
 

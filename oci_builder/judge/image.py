@@ -127,7 +127,8 @@ def check_layers(graph: Graph, image: ImageView) -> None:
     _check_tree(graph, image, lower)
     most = graph.options.limits.image_size
     if total > most:
-        findings.error("limit.image", image.where, f"{total} bytes uncompressed", expected=f"<= {most}", status=4)
+        message = f"{total} bytes uncompressed; raise limits.image_size if the image is really meant to be so large"
+        findings.error("limit.image", image.where, message, expected=f"<= {most}", status=4)
 
 
 def _check_diff_id(graph: Graph, image: ImageView, index: int, facts: LayerFacts, where: str) -> None:

@@ -28,7 +28,11 @@ def oci_view(graph: Graph) -> list[ImageView]:
         _check_our_index(graph, index)
     images: list[ImageView] = []
     for number, descriptor in enumerate(index.manifests):
-        images += _descend(graph, descriptor, f"index.json: manifest {number}", 1)
+        where = f"index.json: manifest {number}"
+        if descriptor in index.manifests[:number]:
+            graph.findings.warn("archive.images", where, "the same descriptor again: one is meant")
+            continue
+        images += _descend(graph, descriptor, where, 1)
     if not index.manifests:
         graph.findings.error("archive.images", "index.json", "no image in it")
     return _merge_names(images)

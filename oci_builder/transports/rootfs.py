@@ -9,26 +9,28 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
+from oci_builder.judge.hashing import Hashers
+from oci_builder.judge.layer import read_layer
+from oci_builder.judge.options import Findings, JudgeOptions
+from oci_builder.judge.treelog import judge_tree
 from oci_builder.model import media
 from oci_builder.model.digest import Digest
 from oci_builder.model.documents import Descriptor
-from oci_builder.model.errors import FormatError, OciBuilderError, PolicyError, SpecError, show
+from oci_builder.model.errors import FormatError, OciBuilderError, SpecError, show
 from oci_builder.model.events import Emit, Event, silent
 from oci_builder.model.image import Image, Layer
 from oci_builder.model.jsontext import dump_json
 from oci_builder.model.limits import DEFAULT_LIMITS, Limits
-from oci_builder.rootfs.apply_nodes import STANDARD_NODES
 from oci_builder.rootfs.layers import LayerStore, WriteOptions, write_layer
 from oci_builder.rootfs.layers_assemble import assemble, place_tree
 from oci_builder.rootfs.layers_plan import Normal
 from oci_builder.rootfs.scan import ScanPolicy, changed, input_failure, scan_tree
-from oci_builder.wire.compress import BLOCK, Compression, decode, encode_layer, sniff
+from oci_builder.wire.compress import BLOCK, Compression, encode_layer, sniff
 from oci_builder.wire.source import FileRange
-from oci_builder.wire.tar import Kind, TarReader
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 SETTINGS = {"architecture": "amd64", "os": "linux", "config": {"Env": [f"PATH={PATH}"]}}
@@ -115,9 +117,11 @@ class _TarLayer:
                 where=self.where, expected="tar, gzip or zstd", actual="xz" if head.startswith(_XZ) else "bzip2",
             )  # fmt: skip
         self.compression: Compression = sniff(head)
+        self.padded = False
 
     def layer(self) -> Layer:
-        key = hashlib.sha256(b"rootfs tar" + dump_json([self._identity(), self.write.codec.describe()])).digest()
+        asked = [self._identity(), self.write.codec.describe(), list(astuple(self.limits))]
+        key = hashlib.sha256(b"rootfs tar" + dump_json(asked)).digest()
         cache = None if self.write.check else self.write.cache
         made = None if cache is None else self._known(cache.record(key))
         if made is None:
@@ -128,7 +132,8 @@ class _TarLayer:
             made |= {"diff_id": diff_id, "tar_size": tar_size}
             if self._identity(os.fstat(self.source.fd)) != self._identity():
                 raise changed(os.fsencode(self.path), "was written to")
-            self.store.remember(Digest(made["digest"]), "tar", {"diff_id": diff_id, "tar_size": tar_size})
+            known = {"diff_id": diff_id, "tar_size": tar_size}
+            self.store.remember(Digest(made["digest"]), "tar", known | ({"padded": True} if self.padded else {}))
             if self.write.cache is not None:
                 self.write.cache.remember(key, made)
             self.emit(Event("done", task))
@@ -149,26 +154,29 @@ class _TarLayer:
             return None
 
     def _check(self, task: str) -> tuple[Digest, int]:
-        """Read the tar strictly; its diff_id and size."""
-        hashed = hashlib.sha256()
+        """Judge the tar as the layer that it becomes; its diff_id and size."""
 
-        def tap() -> Iterator[bytes | memoryview]:
-            for chunk in decode(
-                self.source, self.compression, limits=self.limits, where=self.where, threads=self.write.threads
-            ):
-                hashed.update(chunk)
+        def tap() -> Iterator[bytes]:
+            for chunk in self.source.chunks():
                 self.emit(Event("advance", task, len(chunk)))
                 yield chunk
 
-        reader = TarReader(tap(), limits=self.limits, where=self.where, warn=self._warn)
-        for entry in reader:
-            node = (entry.major, entry.minor)
-            if entry.kind in (Kind.CHAR, Kind.BLOCK) and (entry.kind is Kind.BLOCK or node not in STANDARD_NODES):
-                raise PolicyError(
-                    "entry.device", f"{self.where}: {show(entry.name)} is a device other than the standard ones",
-                    where=show(entry.name), actual=f"{node[0]}:{node[1]}",
-                )  # fmt: skip
-        return Digest.from_hex(hashed.hexdigest()), reader.tar_size
+        findings = Findings(self.where)
+        options = JudgeOptions(limits=self.limits, threads=self.write.threads)
+        with Hashers() as hashers:
+            facts = read_layer(tap(), self.where, options, hashers, hashers.new("blob"))
+        for problem in facts.problems:
+            findings.take(problem)
+        findings.require()
+        refusal = judge_tree([(facts.log, facts.names, bool(facts.open_links))], self.where, self.limits)
+        if refusal is not None:
+            raise refusal
+        self.padded = facts.padded
+        for code, message in facts.warnings:
+            self._warn(code, message)
+        if facts.diff_id is None:
+            raise AssertionError("a layer without problems was read to its end")
+        return facts.diff_id, facts.tar_size
 
     def _warn(self, code: str, message: str) -> None:
         self.emit(Event("warning", f"base {self.path.name}", message=f"[{code}] {message}"))
