@@ -21,7 +21,7 @@ from oci_builder.engines.local_limits import find_gpus, require_gpus
 from oci_builder.engines.modal_project import arrived, folder_state, folder_text, unpack
 from oci_builder.engines.run import run_stage
 from oci_builder.engines.stages import find_stage
-from oci_builder.model.errors import OciBuilderError, PolicyError, disk_error
+from oci_builder.model.errors import OciBuilderError, PolicyError, TransportError, disk_error
 from oci_builder.model.events import Emit, Event
 from oci_builder.model.receipts import PORTABLE
 from oci_builder.release.folder import ReleaseFolder
@@ -34,6 +34,8 @@ RUNTIME = "/opt/oci-builder/runtime"
 KEY_VARIABLE = "OCI_BUILDER_KEY"
 # A kept file is for diagnosis; archives are on the volume already.
 KEPT_FILE = 64 << 20
+# Modal's messages hold 2 MiB; what is larger is uploaded, for which there is no network.
+LARGEST_ANSWER = 1_900_000
 _FAR = (("1.1.1.1", 443), ("8.8.8.8", 53))
 
 
@@ -69,7 +71,25 @@ def answer(name: str, sent: Mapping[str, Any]) -> dict[str, Any]:
     result["receipt_path"] = str(result["receipt_path"]).replace(f"{local / 'inputs'}/", "")
     after = folder_state(Path(request["release"])) if request["release"] else {}
     result["kept"] = _keep(result["kept"], request["cache"], local)
-    return {**result, "release": folder_text(after) if after != before else ""}
+    text = folder_text(after) if after != before else ""
+    if len(text) > LARGEST_ANSWER:
+        return {**result, **_too_large(text, Path(request["cache"], "answers", f"{name}-{sent['attempt']}"))}
+    return {**result, "release": text}
+
+
+def _too_large(text: str, place: Path) -> dict[str, Any]:
+    """An answer that Modal would have to store elsewhere, which a container without network cannot do."""
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(text)
+        error: OciBuilderError = TransportError(
+            "modal.result", f"the release folder is too large to be returned; it lies on the volume in {place} "
+            "(a tar.xz in base64)", where=str(place),
+        )  # fmt: skip
+    except OSError as failure:
+        error = disk_error(failure, "keeping the release folder")
+    told = {"code": error.code, "message": error.message, "exit": error.exit_status}
+    return {"outcome": "error", "exit": error.exit_status, "error": told, "release": ""}
 
 
 def undo_repack(dist: Path, release: Path) -> None:

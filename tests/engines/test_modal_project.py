@@ -7,6 +7,7 @@ import io
 import json
 import os
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 from oci_builder.engines import modal_container, modal_project
 from oci_builder.engines.modal_project import arrived, folder_state, folder_text, pack, take_folder, unpack
 from oci_builder.engines.modal_request import chosen
-from oci_builder.engines.stages import Request
+from oci_builder.engines.stages import STAGES, Request
 from oci_builder.model.errors import OciBuilderError, PolicyError, SpecError, TransportError
 from oci_builder.model.events import Event
 
@@ -235,6 +236,32 @@ def test_the_key_of_a_secret_is_a_file_of_this_user_only(tmp_path: Path, monkeyp
     path = Path(modal_container._key(tmp_path))
     assert (path.read_text(), path.stat().st_mode & 0o777) == ("text", 0o600)
     assert "OCI_BUILDER_KEY" not in os.environ, "programs that the stage starts do not inherit it"
+
+
+def test_an_answer_that_is_too_large_stays_on_the_volume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container without network can answer with one message only; the stage's work is not lost with it."""
+    (tmp_path / "releases/r1/receipts").mkdir(parents=True)
+    (tmp_path / "releases/r1/portable.json").write_text("{}")
+    sent = pack(
+        request(write_spec(tmp_path / "here"), release=str(tmp_path / "releases/r1"), attempt="a"), tmp_path / "inputs.tar"
+    )
+    monkeypatch.setattr(modal_container, "ARCHIVE", str(tmp_path / "inputs.tar"))
+    monkeypatch.setattr(modal_container, "LARGEST_ANSWER", 10)
+    monkeypatch.setattr(modal_container, "find_stage", lambda _n: replace(STAGES["build"], needs=STAGES["nccl8"].needs))
+    monkeypatch.setattr(modal_container, "require_gpus", lambda *_a: None)
+    monkeypatch.setattr(modal_container, "prove_no_network", dict)
+    monkeypatch.setattr(modal_container.tempfile, "gettempdir", lambda: str(tmp_path / "tmp"))
+
+    def stage(_name: str, asked: dict[str, Any], *_rest: object) -> dict[str, Any]:
+        (Path(asked["release"]) / "receipts/new.json").write_text("made here")
+        return {"outcome": "pass", "exit": 0, "notes": [], "receipt_path": "", "kept": "", "error": None}
+
+    monkeypatch.setattr(modal_container, "run_stage", stage)
+    found = modal_container.answer("nccl8", {**sent, "out": "r1"})
+    assert (found["outcome"], found["error"]["code"], found["release"]) == ("error", "modal.result", "")
+    (kept,) = (tmp_path / "tmp/oci-builder/cache/answers").iterdir()
+    take_folder(kept.read_text(), tmp_path / "taken")
+    assert (tmp_path / "taken/receipts/new.json").read_text() == "made here"
 
 
 def test_log_lines_are_lines(capsys: pytest.CaptureFixture[str]) -> None:
