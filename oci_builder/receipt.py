@@ -13,6 +13,7 @@ from oci_builder.model.errors import SpecError, show
 from oci_builder.model.receipts import Receipt, parse_closed
 from oci_builder.release.files import io_error, read_file
 from oci_builder.release.folder import read_trust
+from oci_builder.release.provenance import is_provenance, judge_provenance
 from oci_builder.release.receipts import Verdict, judge, read_envelope, write_receipt
 from oci_builder.release.signing import load_key, load_public, new_key, save_key
 
@@ -64,12 +65,15 @@ def sign_receipt(source: Path, folder: Path, subjects: Mapping[str, str], key: P
 
 
 def verify_receipt(path: Path, trust: Path, now: datetime, subjects: Mapping[str, str] | None = None) -> Verdict:
-    """Judge a receipt file. The verdict's ``answer.exit_status`` is the verb's: 0, 3 (failed) or 1 (cannot tell).
+    """Judge a receipt file, or a signed provenance. ``answer.exit_status`` is 0, 3 (failed) or 1 (cannot tell).
 
     Raises:
         FormatError, SpecError: the trust policy is wrong; TransportError: ``io.*``.
     """
-    return judge(read_envelope(path), read_trust(trust), now=now, subjects=subjects, where=str(path))
+    data, policy = read_envelope(path), read_trust(trust)
+    if is_provenance(data):
+        return judge_provenance(data, policy, now=now, subjects=subjects, where=str(path))
+    return judge(data, policy, now=now, subjects=subjects, where=str(path))
 
 
 def show_receipt(verdict: Verdict) -> dict[str, Any]:

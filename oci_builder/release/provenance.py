@@ -4,13 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
-from oci_builder.model.errors import SpecError, show
-from oci_builder.model.jsontext import dump_json
-from oci_builder.model.receipts import STATEMENT_TYPE
+from oci_builder.model.digest import Digest
+from oci_builder.model.errors import OciBuilderError, SpecError, show
+from oci_builder.model.gates import TrustPolicy
+from oci_builder.model.jsontext import dump_json, load_json
+from oci_builder.model.receipts import STATEMENT_TYPE, Envelope, parse_closed, parse_time, refuse_folded
 from oci_builder.model.redact import redact_url, redact_value
 from oci_builder.model.spec import RegistryBase, Spec
+from oci_builder.release.receipts import (
+    CLOCK_SKEW,
+    RECORD_STAGE,
+    Answer,
+    Verdict,
+    compare_subjects,
+    key_problem,
+    open_envelope,
+)
+from oci_builder.release.signing import decode64
 
 PREDICATE_TYPE = "https://slsa.dev/provenance/v1"
 BUILD_TYPE = "urn:oci-builder:build:1"
@@ -100,3 +113,53 @@ def _details(run: BuildRun) -> dict[str, Any]:
         "builder": {"id": BUILDER_ID, "version": dict(sorted(run.tools.items()))},
         "metadata": {"invocationId": run.invocation, "startedOn": run.started, "finishedOn": run.finished},
     }
+
+
+def is_provenance(data: bytes) -> bool:
+    """Whether an envelope's payload says that it is a provenance; believes nothing else of it."""
+    try:
+        value = load_json(decode64(parse_closed(Envelope, data, "envelope").payload, "payload"), "payload")
+    except OciBuilderError:
+        return False
+    return isinstance(value, dict) and value.get("predicateType") == PREDICATE_TYPE
+
+
+def judge_provenance(
+    data: bytes, policy: TrustPolicy, *, now: datetime, subjects: Mapping[str, str] | None = None, where: str = ""
+) -> Verdict:
+    """Judge a signed provenance as ``judge`` does a receipt: signature, the key's validity, time, subjects.
+
+    Its key must be one that may sign for stage ``record``. No input makes it raise.
+    """
+    try:
+        opened = open_envelope(data, policy, where)
+        if isinstance(opened, Verdict):
+            return opened
+        value = load_json(opened.payload, where)
+        refuse_folded(value, where)
+        named, finished = _said(value)
+    except OciBuilderError as error:
+        return Verdict(Answer.FAILED, (error.message,), code=error.code)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        return Verdict(Answer.CANNOT_TELL, (f"no provenance that can be read: {error}",), code="json.field")
+    problems = {key.name: key_problem(key, RECORD_STAGE, finished) for key in opened.keys}
+    good = tuple(name for name, problem in problems.items() if not problem)
+    if not good:
+        reasons = tuple(f"key {show(name)}: {problem}" for name, problem in problems.items())
+        return Verdict(Answer.FAILED, reasons, code="receipt.key", named=named)
+    if parse_time(finished) > now + CLOCK_SKEW:
+        return Verdict(Answer.FAILED, (f"finished in the future: {finished}",), None, good, "receipt.time", named)
+    answer, why = compare_subjects(named, subjects)
+    return Verdict(answer, why, None, good, "receipt.subject" if why else "", named)
+
+
+def _said(value: Any) -> tuple[dict[str, str], str]:
+    """(subject -> sha256, when the build finished) of a provenance statement."""
+    if value["_type"] != STATEMENT_TYPE or value["predicateType"] != PREDICATE_TYPE:
+        raise ValueError("it is another kind of statement")
+    pairs = [(str(s["name"]), Digest.parse(f"sha256:{s['digest']['sha256']}", "subject").hex) for s in value["subject"]]
+    if len(dict(pairs)) != len(pairs):
+        raise ValueError("a subject name stands twice")
+    finished = str(value["predicate"]["runDetails"]["metadata"]["finishedOn"])
+    parse_time(finished)
+    return dict(pairs), finished

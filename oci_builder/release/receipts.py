@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
@@ -49,6 +49,7 @@ class Verdict:
     """The answer, why, and the receipt where it could be read.
 
     ``statement`` is set also when the answer is not ``verified``, for showing only: its words are then hearsay.
+    ``named`` are the subjects of a statement of another kind, a provenance.
     """
 
     answer: Answer
@@ -56,12 +57,13 @@ class Verdict:
     statement: Statement | None = None
     signers: tuple[str, ...] = ()
     code: str = ""
+    named: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, object]:
         """The verdict as JSON."""
         return {
             "answer": self.answer.value, "code": self.code, "reasons": list(self.reasons),
-            "signers": list(self.signers), "subjects": self.statement.digests if self.statement else {},
+            "signers": list(self.signers), "subjects": self.statement.digests if self.statement else dict(self.named),
         }  # fmt: skip
 
 
@@ -137,55 +139,80 @@ def judge(
             failure; none of the names: cannot tell.
     """
     try:
-        envelope = parse_closed(Envelope, data, where)
-        payload = decode64(envelope.payload, f"{where}: payload")
-        if envelope.payload_type != PAYLOAD_TYPE:
-            return _unknown("receipt.kind", f"payload type {show(envelope.payload_type)}, expected {PAYLOAD_TYPE}")
-        checked = check_signatures(envelope, payload, policy, where)
-        if checked.broken:
-            names = ", ".join(show(k.name) for k in checked.broken)
-            reason = f"the signature of {names} does not fit these bytes"
-            return Verdict(Answer.FAILED, (reason,), code="receipt.signature")
-        if not checked.valid:
-            return _unsigned(envelope, checked.unknown, payload, where)
-        statement = parse_statement(payload, where)
+        opened = open_envelope(data, policy, where)
+        if isinstance(opened, Verdict):
+            return opened
+        statement = parse_statement(opened.payload, where)
     except OciBuilderError as error:
         return _unreadable(error)
-    return _judge_statement(statement, checked.valid, now, subjects)
+    return _judge_statement(statement, opened.keys, now, subjects)
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """An envelope's payload, and the trusted keys that signed it; whether they were valid then is not judged yet."""
+
+    payload: bytes
+    keys: tuple[TrustedKey, ...]
+
+
+def open_envelope(data: bytes, policy: TrustPolicy, where: str) -> Opened | Verdict:
+    """The payload with its signers, or why it has none that count.
+
+    Raises:
+        FormatError: ``json.*``, ``receipt.base64``. PolicyError: ``limit.document``.
+    """
+    envelope = parse_closed(Envelope, data, where)
+    payload = decode64(envelope.payload, f"{where}: payload")
+    if envelope.payload_type != PAYLOAD_TYPE:
+        return _unknown("receipt.kind", f"payload type {show(envelope.payload_type)}, expected {PAYLOAD_TYPE}")
+    checked = check_signatures(envelope, payload, policy, where)
+    if checked.broken:
+        names = ", ".join(show(k.name) for k in checked.broken)
+        reason = f"the signature of {names} does not fit these bytes"
+        return Verdict(Answer.FAILED, (reason,), code="receipt.signature")
+    if not checked.valid:
+        return _unsigned(envelope, checked.unknown, payload, where)
+    return Opened(payload, checked.valid)
 
 
 def _judge_statement(
     statement: Statement, keys: tuple[TrustedKey, ...], now: datetime, subjects: Mapping[str, str] | None
 ) -> Verdict:
     receipt = statement.predicate
-    problems = {key.name: _key_problem(key, receipt) for key in keys}
+    problems = {key.name: key_problem(key, receipt.stage, receipt.finished) for key in keys}
     good = tuple(name for name, problem in problems.items() if not problem)
     if not good:
         reasons = tuple(f"key {show(name)}: {problem}" for name, problem in problems.items())
         return Verdict(Answer.FAILED, reasons, statement, code="receipt.key")
     if parse_time(receipt.finished) > now + CLOCK_SKEW:
         return Verdict(Answer.FAILED, (f"finished in the future: {receipt.finished}",), statement, good, "receipt.time")
-    wrong = [
+    answer, reasons = compare_subjects(statement.digests, subjects)
+    return Verdict(answer, reasons, statement, good, "receipt.subject" if reasons else "")
+
+
+def compare_subjects(named: Mapping[str, str], subjects: Mapping[str, str] | None) -> tuple[Answer, tuple[str, ...]]:
+    """Whether a statement's subjects are those that are asked about: a name with another digest is a failure."""
+    wrong = tuple(
         f"{name} is {digest[:12]}…, this archive is {subjects[name][:12]}…"
-        for name, digest in statement.digests.items()
+        for name, digest in named.items()
         if subjects and name in subjects and subjects[name] != digest
-    ]
+    )
     if wrong:
-        return Verdict(Answer.FAILED, tuple(wrong), statement, good, "receipt.subject")
-    if not statement.digests or (subjects and not statement.digests.keys() & subjects.keys()):
-        reason = "it names no archive" if not statement.digests else "it names none of these archives"
-        return Verdict(Answer.CANNOT_TELL, (reason,), statement, good, "receipt.subject")
-    return Verdict(Answer.VERIFIED, (), statement, good)
+        return Answer.FAILED, wrong
+    if not named or (subjects and not named.keys() & subjects.keys()):
+        return Answer.CANNOT_TELL, ("it names no archive" if not named else "it names none of these archives",)
+    return Answer.VERIFIED, ()
 
 
-def _key_problem(key: TrustedKey, receipt: Receipt) -> str:
-    finished = parse_time(receipt.finished)
+def key_problem(key: TrustedKey, stage: str, finished: str) -> str:
+    """Why a key's word does not count for what it signed at a time; empty when it does."""
     if key.revoked is not None:
         return f"revoked: {key.revoked}"
-    if not parse_time(key.not_before) <= finished <= parse_time(key.not_after):
-        return f"valid {key.not_before} to {key.not_after}, the receipt is of {receipt.finished}"
-    if key.stages and receipt.stage not in key.stages:
-        return f"may not sign for stage {receipt.stage}"
+    if not parse_time(key.not_before) <= parse_time(finished) <= parse_time(key.not_after):
+        return f"valid {key.not_before} to {key.not_after}, the receipt is of {finished}"
+    if key.stages and stage not in key.stages:
+        return f"may not sign for stage {stage}"
     return ""
 
 

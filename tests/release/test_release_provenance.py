@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from oci_builder.model.errors import OciBuilderError, SpecError
+from oci_builder.model.jsontext import dump_json
 from oci_builder.model.receipts import PORTABLE
 from oci_builder.model.spec import Spec, parse_spec
 from oci_builder.receipt import archive_digests, make_key, show_receipt, sign_receipt, verify_receipt
 from oci_builder.release.host import driver_version, engine_name, os_name, this_host, tool_versions, utc_now
-from oci_builder.release.provenance import BuildRun, Material, base_material, provenance
-from tests.release.helpers import SUBJECTS, receipt
+from oci_builder.release.provenance import (
+    BuildRun,
+    Material,
+    base_material,
+    is_provenance,
+    judge_provenance,
+    provenance,
+)
+from oci_builder.release.receipts import Answer, Verdict, judge, make_statement
+from oci_builder.release.signing import SigningKey, load_key, new_key
+from tests.release.helpers import NOW, SUBJECTS, policy, receipt, trusted
 
 DIGEST = "sha256:" + "1" * 64
 RUN = BuildRun("run-1", "2026-05-01T10:00:00Z", "2026-05-01T10:05:00Z", {"oci-builder": "0.1.0"})
@@ -56,6 +68,73 @@ def test_provenance_of_nothing_or_from_nothing_is_refused(subjects: dict[str, st
     assert caught.value.code == "provenance.material"
 
 
+class TestJudging:
+    """A provenance is judged like a receipt: by its stored bytes, its key, its time, and what it is about."""
+
+    KEY = new_key()
+
+    def verdict(self, key: SigningKey | None = None, **changes: Any) -> Verdict:
+        value = json.loads(provenance(spec(), SUBJECTS, [Material("u", {"sha256": "1" * 64})], RUN))
+        for name, change in changes.items():
+            value[name] = change(value[name])
+        signed = (key or self.KEY).sign(dump_json(value))
+        return judge_provenance(signed, policy(trusted(self.KEY)), now=NOW, subjects=SUBJECTS)
+
+    def test_a_good_one_is_verified(self) -> None:
+        found = self.verdict()
+        assert (found.answer, found.to_json()["subjects"]) == (Answer.VERIFIED, SUBJECTS)
+
+    def test_every_changed_byte_of_the_payload_fails(self) -> None:
+        value = json.loads(self.KEY.sign(provenance(spec(), SUBJECTS, [Material("u", {"sha256": "1" * 64})], RUN)))
+        payload = base64.b64decode(value["payload"])
+        for at in range(0, len(payload), 37):
+            changed = payload[:at] + bytes([payload[at] ^ 1]) + payload[at + 1 :]
+            data = dump_json({**value, "payload": base64.b64encode(changed).decode()})
+            found = judge_provenance(data, policy(trusted(self.KEY)), now=NOW, subjects=SUBJECTS)
+            assert found.answer is Answer.FAILED
+
+    def test_a_stranger_s_cannot_be_told(self) -> None:
+        assert self.verdict(new_key()).answer is Answer.CANNOT_TELL
+
+    def test_of_another_archive_it_fails(self) -> None:
+        other = [{"name": PORTABLE, "digest": {"sha256": "9" * 64}}]
+        found = self.verdict(subject=lambda _: other)
+        assert (found.answer, found.code) == (Answer.FAILED, "receipt.subject")
+
+    def test_of_none_of_these_archives_it_cannot_be_told(self) -> None:
+        other = [{"name": "x", "digest": {"sha256": "9" * 64}}]
+        assert self.verdict(subject=lambda _: other).answer is Answer.CANNOT_TELL
+
+    @pytest.mark.parametrize(
+        "subject",
+        [[], "x", [{"name": "x"}], [{"name": "x", "digest": {"sha256": "zz"}}],
+         [{"name": PORTABLE, "digest": {"sha256": "9" * 64}}, {"name": PORTABLE, "digest": {"sha256": "a" * 64}}]],
+    )  # fmt: skip
+    def test_odd_subjects_are_never_verified(self, subject: Any) -> None:
+        assert self.verdict(subject=lambda _: subject).answer is not Answer.VERIFIED
+
+    @pytest.mark.parametrize("finished", ["2027-05-01T10:05:00Z", "2020-01-01T00:00:00Z", "yesterday", None, 5])
+    def test_times_out_of_the_key_s_bounds_and_none_at_all(self, finished: Any) -> None:
+        def change(predicate: dict[str, Any]) -> dict[str, Any]:
+            predicate["runDetails"]["metadata"]["finishedOn"] = finished
+            return predicate
+
+        assert self.verdict(predicate=change).answer is not Answer.VERIFIED
+
+    def test_a_key_for_other_stages_does_not_count(self) -> None:
+        signed = self.KEY.sign(provenance(spec(), SUBJECTS, [Material("u", {"sha256": "1" * 64})], RUN))
+        found = judge_provenance(signed, policy(trusted(self.KEY, stages=("single",))), now=NOW, subjects=SUBJECTS)
+        assert (found.answer, found.code) == (Answer.FAILED, "receipt.key")
+
+    def test_a_provenance_is_no_receipt_and_a_receipt_no_provenance(self) -> None:
+        trust = policy(trusted(self.KEY))
+        signed = self.KEY.sign(provenance(spec(), SUBJECTS, [Material("u", {"sha256": "1" * 64})], RUN))
+        assert judge(signed, trust, now=NOW, subjects=SUBJECTS).answer is Answer.CANNOT_TELL
+        other = self.KEY.sign(make_statement(receipt(), SUBJECTS))
+        assert judge_provenance(other, trust, now=NOW, subjects=SUBJECTS).answer is Answer.CANNOT_TELL
+        assert (is_provenance(signed), is_provenance(other), is_provenance(b"{")) == (True, False, False)
+
+
 class TestVerb:
     @pytest.fixture
     def place(self, tmp_path: Path) -> Path:
@@ -79,6 +158,15 @@ class TestVerb:
         (place / PORTABLE).write_bytes(b"archivf")
         changed = verify_receipt(path, place / "trust.json", now, archive_digests([place / PORTABLE]))
         assert (changed.answer.value, changed.answer.exit_status) == ("failed", 3)
+
+    def test_a_provenance_is_verified_by_the_same_verb(self, place: Path) -> None:
+        run = BuildRun("run-1", "2026-05-01T10:00:00Z", "2026-05-01T10:05:00Z", {})
+        made = load_key(place / "key").sign(provenance(spec(), SUBJECTS, [], run))
+        (place / "provenance.json").write_bytes(made)
+        verdict = verify_receipt(
+            place / "provenance.json", place / "trust.json", utc_now().replace(year=2026), SUBJECTS
+        )
+        assert verdict.answer is Answer.VERIFIED
 
     def test_what_is_no_receipt_is_not_signed(self, place: Path) -> None:
         (place / "said.json").write_text('{"stage": "x"}')
