@@ -46,7 +46,8 @@ _ALL = (
     Stage("package", _cpu(120, cpu=8, memory=16384, scratch=256, network=True), package_stage,
           "all archives from the finished environments, in one compression pass", ("jobs",)),
     Stage("container", _cpu(90, cpu=8, memory=16384, scratch=256, stays=True, secrets=(KEY_SECRET,)), container_stage,
-          "the image archives: unchanged by a second pass, every byte verified; the release recorded", ("jobs",)),
+          "the image archives: unchanged by a second pass, every byte verified; the release recorded",
+          ("jobs", "allow")),
     Stage("container-check", _cpu(60, memory=16384, scratch=256), check_stage,
           "verify, readiness and the offline CPU checks in a chroot", ("checks", "isolation")),
     Stage("single", _gpu("B200", "check-u22", 60, 16, 131072), single_stage,
@@ -61,9 +62,10 @@ _ALL = (
           "what the release folder's receipts prove, judged and recorded", ("trust",)),
     Stage("repack", _cpu(60, cpu=8, memory=16384, scratch=256, image="repack", secrets=(KEY_SECRET,)), repack_stage,
           "repair packaging files of a candidate; nothing is compiled again",
-          ("trust", "checks", "isolation", "marker", "jobs")),
+          ("trust", "checks", "isolation", "marker", "jobs", "allow")),
     Stage("publish", _cpu(60, scratch=64, stays=True, network=True, secrets=("huggingface", KEY_SECRET)), publish_stage,
-          "upload to the Hub, read back, delivery receipt", ("repo", "endpoint", "helper")),
+          "send it to the Hub or to a registry, read it back, sign the delivery",
+          ("repo", "endpoint", "registry", "helper", "trust", "allow")),
 )  # fmt: skip
 for _stage in _ALL:
     validate(_stage.needs, f"stage {_stage.name}")

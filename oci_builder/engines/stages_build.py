@@ -35,6 +35,8 @@ from oci_builder.payload.tiers import realize_tiers
 from oci_builder.readiness import readiness
 from oci_builder.record import RecordRequest, record
 from oci_builder.release.folder import ReleaseFolder
+from oci_builder.release.scan import read_allowed
+from oci_builder.release.secrets import ScanOptions
 from oci_builder.release.signing import load_key
 from oci_builder.unpack import UnpackOptions, unpack_image
 from oci_builder.verify import VerifyOptions, verify_archives
@@ -147,6 +149,16 @@ def jobs(request: Request) -> int:
     return value or len(os.sched_getaffinity(0))
 
 
+def allowed(request: Request) -> ScanOptions:
+    """What the scan for secrets and weights lets through.
+
+    Raises:
+        SpecError: as ``read_allowed``.
+    """
+    given = request.options.get("allow")
+    return read_allowed(Path(str(given)) if given else None)
+
+
 def probe_hard_links(cache: Path) -> None:
     """uv links the tiers from one cache: a file system without hard links fails here, not an hour later.
 
@@ -180,8 +192,8 @@ def _record(request: Request, emit: Emit) -> tuple[str, ...]:
     if not request.key:
         return ("not recorded as a release: that takes a key",)
     folder = ReleaseFolder(Path(request.release))
-    wanted = RecordRequest(Path(request.out), folder, Path(request.spec), load_key(Path(request.key)),
-                           threads=jobs(request))  # fmt: skip
+    key = load_key(Path(request.key))
+    wanted = RecordRequest(Path(request.out), folder, Path(request.spec), key, allowed(request), jobs(request))
     done = record(wanted, emit)
     return (f"the release {'was' if done.again else 'is'} recorded in {done.folder}",)
 

@@ -10,7 +10,7 @@ from oci_builder.engines.stages import Stage
 from oci_builder.model.errors import SpecError, show
 
 # Paths of the sender: a relative one is the sender's.
-FILES = ("trust", "checks", "helper", "root", "root24")
+FILES = ("trust", "checks", "helper", "allow", "root", "root24")
 _NUMBERS = ("jobs",)
 _LISTS = ("tiers",)
 

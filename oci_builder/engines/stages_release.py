@@ -6,23 +6,28 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from oci_builder.build import BuildOptions, build
-from oci_builder.engines.stages_build import check_stage, jobs
+from oci_builder.engines.stages_build import allowed, check_stage, jobs
 from oci_builder.engines.stages_files import digest_of
 from oci_builder.engines.stages_request import Outcome, Request
 from oci_builder.model.errors import SpecError
 from oci_builder.model.events import Emit
 from oci_builder.model.receipts import PORTABLE, Check
 from oci_builder.model.spec import load_spec
-from oci_builder.publish import Publication, publish
+from oci_builder.publish import publish
+from oci_builder.publish_registry import publish_registry
 from oci_builder.qualification import Rules, summary, update_release
+from oci_builder.record import RecordRequest, record
+from oci_builder.release.delivery import Judge, Publication
 from oci_builder.release.folder import QUALIFICATION, ReleaseFolder
 from oci_builder.release.host import utc_now
 from oci_builder.release.publish import HubTarget
 from oci_builder.release.signing import SigningKey, load_key
 from oci_builder.repack import RepackRequest, repack
 from oci_builder.transports.layerfiles import read_definitions
+from oci_builder.transports.registry_policy import RegistryOptions
 
 MARKER = "runtime.json"
 
@@ -66,24 +71,42 @@ def repack_stage(request: Request, emit: Emit) -> Outcome:
         packaging=packaging, layers=frozenset(definitions), key=_key(request),
     )  # fmt: skip
     done = repack(wanted, rebuild, preflight, utc_now(), emit)
+    record(RecordRequest(wanted.dist, wanted.folder, spec_path, wanted.key, allowed(request)), emit)
     notes = (f"the old build is in {done.previous}", f"receipt {done.receipt}")
     return Outcome({PORTABLE: done.sha256}, details={"receipt": str(done.receipt)}, notes=notes)
 
 
 def publish_stage(request: Request, emit: Emit) -> Outcome:
-    """Upload the release to the Hub; the token comes from ``HF_TOKEN``.
+    """Send the release to the Hub (``repo``, token from ``HF_TOKEN``) or to an OCI registry (``registry``).
 
     Raises:
-        SpecError: ``stage.option``, ``spec.token``; what ``publish`` raises.
+        SpecError: ``stage.option``, ``spec.token``; what ``publish`` and ``publish_registry`` raise.
     """
+    if bool(request.options.get("repo")) == bool(request.options.get("registry")):
+        raise SpecError("stage.option", "publish takes one of the options repo and registry", where="options")
+    what = _publication(request)
+    if request.options.get("registry"):
+        made = publish_registry(what, request.text("registry"), RegistryOptions(), emit).to_json()
+    else:
+        made = _to_hub(what, request, emit)
+    notes = tuple(f"{name} {value}" for name, value in made.items() if isinstance(value, str))
+    return Outcome(what.folder.subjects(), details=made, notes=notes)
+
+
+def _to_hub(what: Publication, request: Request, emit: Emit) -> dict[str, Any]:
     if not os.environ.get("HF_TOKEN"):
         raise SpecError("spec.token", "set HF_TOKEN to a token that may write to the dataset")
-    what = Publication(_folder(request), Path(request.out), request.path("helper"), _key(request))
     target = HubTarget(request.text("repo"), endpoint=str(request.options.get("endpoint") or ""))
     done = publish(what, target, emit)
-    notes = (f"commit {done.commit}", f"card {done.card_commit}", f"receipt {done.receipt}")
-    details = {"commit": done.commit, "card": done.card_commit, "receipt": str(done.receipt)}
-    return Outcome(what.folder.subjects(), details=details, notes=notes)
+    return {"commit": done.commit, "card": done.card_commit, "receipt": str(done.receipt)}
+
+
+def _publication(request: Request) -> Publication:
+    rules, folder = _rules(request), _folder(request)
+    judge = Judge(rules.gates, rules.policy, rules.spec)
+    return Publication(
+        folder, Path(request.out), request.path("helper"), _key(request), allow=allowed(request), judge=judge
+    )
 
 
 def _folder(request: Request) -> ReleaseFolder:
