@@ -20,6 +20,7 @@ from oci_builder.cli.common import (
     spec_and_limits,
     write_json,
 )
+from oci_builder.cli.publishing import ALLOW, with_secrets
 from oci_builder.cli.running import exec_command, execute_checks, readiness_command, show_report, with_readiness
 from oci_builder.model.platform import check_platform_name
 
@@ -83,16 +84,19 @@ def build(
 @click.option("--gpu", is_flag=False, flag_value="all", default=None, metavar="[DEVICES]", help="Give the checks GPUs.")
 @click.option("--target", default=None, metavar="sm_NN", help="Judge too whether it runs on this GPU (readiness).")
 @click.option("--receipt", type=ARCHIVE, default=None, help="Write the checks' receipt (unsigned JSON) to FILE.")
+@click.option("--secrets", is_flag=True, help="Search every layer for credentials and model weights too.")
+@ALLOW
 @cache_option
 @click.option("--json", "json_file", default=None, metavar="FILE", help="The report as JSON.")
 @pass_settings
 def verify(
     settings: Settings, archives: tuple[Path, ...], spec_path: Path | None, profile: str, platform: str, jobs: int,
-    execute: bool, checks: Path | None, gpu: str | None, target: str | None, receipt: Path | None, cache: Path,
-    json_file: str | None,
+    execute: bool, checks: Path | None, gpu: str | None, target: str | None, receipt: Path | None, secrets: bool,
+    allow: Path | None, cache: Path, json_file: str | None,
 ) -> None:  # fmt: skip
     """Verify one or two image archives, ours or anybody's; two must be the same image."""
     from oci_builder.readiness import ReadinessOptions
+    from oci_builder.release.walk import Walk
     from oci_builder.verify import VerifyOptions, verify_archives
 
     if len(archives) > 2:
@@ -103,6 +107,8 @@ def verify(
         report = verify_archives(archives, options)
         if target is not None and report.ok:
             report = with_readiness(report, archives[0], ReadinessOptions(target=target, platform=platform), emit)
+        if secrets and report.ok:
+            report = with_secrets(report, archives, allow, Walk(platform, limits, jobs, emit))
     write_json(report.to_json(), json_file)
     if json_file != "-":
         show_report(report)

@@ -12,9 +12,13 @@ import click
 
 from oci_builder.cli.common import ARCHIVE, Settings, json_option, pass_settings, say, write_json
 from oci_builder.model.errors import SpecError
+from oci_builder.model.report import Report
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from oci_builder.release.delivery import Publication
+    from oci_builder.release.walk import Walk
 
 RELEASE = click.argument("release", type=ARCHIVE)
 SPEC = click.option("--spec", "spec_path", type=ARCHIVE, default=Path("spec.json"), show_default=True)
@@ -25,6 +29,14 @@ KEY = click.option("--key", type=ARCHIVE, required=True, help="Private key file 
 ALLOW = click.option(
     "--allow", type=ARCHIVE, default=None, help="What the secrets scan lets through (JSON), each with its reason."
 )
+
+
+def with_secrets(report: Report, archives: Sequence[Path], allow: Path | None, how: Walk) -> Report:
+    """A good report with what a search for credentials and weights adds."""
+    from oci_builder.release.scan import read_allowed, scan_archives
+
+    found = scan_archives(archives, read_allowed(allow), how)
+    return Report(report.subjects, report.findings + tuple(found.findings))
 
 
 @click.command()

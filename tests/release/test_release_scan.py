@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -127,3 +129,20 @@ def test_an_allow_list_that_makes_no_sense_is_refused(tmp_path: Path, text: str)
     with pytest.raises(SpecError) as caught:
         read_allowed(tmp_path / "allow.json")
     assert caught.value.code == "spec.allow"
+
+
+def cli(*arguments: object) -> subprocess.CompletedProcess[str]:
+    program = "from oci_builder.cli import main; main()"
+    words = [str(a) for a in arguments]
+    return subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, check=False)
+
+
+def test_verify_searches_when_it_is_asked_to(tmp_path: Path) -> None:
+    archive = write(tmp_path / "i", Lab([SECRET]).oci())
+    assert cli("verify", archive).returncode == 0
+    asked = cli("verify", archive, "--secrets", "--json", tmp_path / "r.json")
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert (asked.returncode, report["ok"], [f["code"] for f in report["findings"]]) == (4, False, ["policy.secret"])
+    assert TOKEN.decode() not in asked.stdout + asked.stderr + json.dumps(report)
+    (tmp_path / "allow.json").write_text(json.dumps({"paths": {"etc/app.env": "an example"}}))
+    assert cli("verify", archive, "--secrets", "--allow", tmp_path / "allow.json").returncode == 0
