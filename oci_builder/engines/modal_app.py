@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from contextvars import ContextVar
 from importlib import metadata
 from pathlib import Path
@@ -193,10 +194,11 @@ def _frozen() -> str:
 
 @contextmanager
 def _output() -> Iterator[None]:
+    """Modal's output, on standard error: standard output is the command's result."""
     if _SHOWN.get():
         yield
         return
-    with modal.enable_output():
+    with redirect_stdout(sys.stderr), modal.enable_output():
         yield
 
 

@@ -138,6 +138,16 @@ def test_modal_run_checks_the_budget_before_any_image(lab: Lab, tmp_path: Path) 
     ]  # fmt: skip
 
 
+def test_the_result_alone_is_on_standard_output_and_the_log_streams_beside_it(lab: Lab) -> None:
+    ran = lab.stage("package", "--json")
+    assert ran.status == 0, ran.text
+    found = json.loads(ran.out)
+    assert (found["stage"], found["outcome"], found["engine"]) == ("package", "pass", "fake")
+    assert found["facts"]["modal"]["image"].startswith("im-")
+    assert "Created Function package" in ran.err
+    assert "✓ write runtime.oci.tar" in ran.err or "unchanged" in ran.err
+
+
 def test_a_timeout_ends_the_stage_and_the_next_run_goes_on(lab: Lab) -> None:
     before = lab.plane.mark
     lab.plane.faults(deadline=0.2)
