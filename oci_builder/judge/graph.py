@@ -90,13 +90,18 @@ class Graph:
         with self.findings.collecting():
             value = self.document(member, where)
             place = f"{self.findings.where}: {where}"
-            _right_kind(model, value, place)
+            right_kind(model, value, place)
             return validate(model, value, place, self.options.limits)
         self.unread = True
         return None
 
 
-def _right_kind(model: type[Document], value: Any, where: str) -> None:
+def right_kind(model: type[Document], value: Any, where: str) -> None:
+    """An index is no manifest and a manifest no index, whatever leads there; a config says what it is for.
+
+    Raises:
+        FormatError: ``media.mismatch``, ``config.platform``.
+    """
     if not isinstance(value, dict):
         return
     index, manifest = "manifests" in value, "config" in value and "layers" in value

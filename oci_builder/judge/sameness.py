@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from oci_builder.judge.contents import Contents, Member
 from oci_builder.judge.layer import LayerFacts
 from oci_builder.model.digest import Digest
-from oci_builder.model.errors import OciBuilderError
+from oci_builder.model.errors import OciBuilderError, disk_error
 from oci_builder.wire.compress.gzipframe import parse_header
 from oci_builder.wire.source import FileRange, open_range
 
@@ -64,13 +64,17 @@ class Shared:
 
     @classmethod
     def of(cls, contents: Contents) -> Shared | None:
-        """The layers of an archive file that was read; keep it open until ``close``."""
+        """The layers of an archive file that was read; keep it open until ``close``.
+
+        Raises:
+            TransportError: ``io.*``: it was readable a moment ago, and is no more.
+        """
         if contents.is_folder:
             return None
         try:
             return cls(contents, open_range(contents.path))
-        except OSError:
-            return None
+        except OSError as error:
+            raise disk_error(error, f"reading {contents.path.name}") from None
 
     def close(self) -> None:
         """Close the first archive's file."""

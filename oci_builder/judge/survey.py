@@ -15,9 +15,12 @@ from oci_builder.judge.hashing import Hashers
 from oci_builder.judge.image import ImageView
 from oci_builder.judge.layer import LayerFacts
 from oci_builder.judge.options import Findings, JudgeOptions
+from oci_builder.model import media
 from oci_builder.model.digest import Digest
+from oci_builder.model.documents import Descriptor, Manifest, parse_document
 from oci_builder.model.errors import FormatError
-from oci_builder.wire.compress import sniff
+from oci_builder.model.jsontext import dump_json
+from oci_builder.wire.compress import Compression, sniff
 
 _UNREAD = Digest.of(b"not read")
 
@@ -58,6 +61,31 @@ def survey(
         judged = judge(Intake(contents, options, findings, hashers))
     require_image(judged, findings, options)
     return judged, findings
+
+
+def survey_manifest(descriptor: Descriptor, data: bytes, config: bytes, options: JudgeOptions) -> None:
+    """Judge one image's documents, whose layers are still elsewhere: as if they lay in a layout.
+
+    Args:
+        descriptor, data: of the manifest.
+
+    Raises:
+        OciBuilderError: as ``survey``.
+    """
+    where = str(descriptor.digest)
+    manifest = parse_document(Manifest, data, where, options.limits)
+    index = {"schemaVersion": 2, "mediaType": media.OCI_INDEX, "manifests": [descriptor.to_json()]}
+    documents = {
+        "oci-layout": dump_json({"imageLayoutVersion": "1.0.0"}), "index.json": dump_json(index),
+        descriptor.id.blob_path: data, manifest.config.id.blob_path: config,
+    }  # fmt: skip
+    members = {name: Member(name, len(text), Digest.of(text), text) for name, text in documents.items()}
+    for layer in manifest.layers:
+        # What a layer is will show when it is here; until then it is what its media type says.
+        kind: Compression = media.LAYER_COMPRESSION.get(layer.media_type, "identity")  # type: ignore[assignment]
+        name = layer.id.blob_path
+        members.setdefault(name, Member(name, layer.size, layer.id, layer=LayerFacts(compression=kind)))
+    survey(Path(where), members, {}, options)
 
 
 def require_image(judged: Judged, findings: Findings, options: JudgeOptions) -> ImageView:

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
+from oci_builder.judge.options import JudgeOptions
+from oci_builder.judge.survey import survey_manifest
 from oci_builder.model.digest import Digest
 from oci_builder.model.documents import Descriptor, ImageConfig, parse_document
 from oci_builder.model.errors import IntegrityError, OciBuilderError, PolicyError, SpecError
@@ -57,7 +59,7 @@ def fetch_image(
 ) -> Fetched:  # fmt: skip
     """Get the image that ``client.reference`` pins. Idempotent, and resumes what an earlier process left.
 
-    Documents come first and are checked, platform included, before any layer is asked for (B091).
+    Documents come first and are judged, platform included, before any layer is asked for (B091).
 
     Args:
         platform: ``os/architecture[/variant]``, taken from an index and demanded of the config.
@@ -78,6 +80,8 @@ def fetch_image(
     where = f"config {resolved.manifest.config.digest}"
     _check_pins(resolved, pins or Pins())
     config_bytes = _fetch_config(client, resolved.manifest.config, store, emit)
+    judging = JudgeOptions(platform="/".join(platform.split("/")[:2]), limits=limits)
+    survey_manifest(resolved.descriptor, resolved.data, config_bytes, judging)
     config = parse_document(ImageConfig, config_bytes, where, limits)
     check_platform(config, platform, where)
     check_layers(resolved.manifest, config, where)
@@ -113,7 +117,7 @@ def load_registry(
     options = options or RegistryOptions()
     reference = pinned_reference(ref, Digest.parse(digest) if digest else None)
     with RegistryClient(reference, options, emit=emit) as client:
-        fetched = fetch_image(client, store, platform, pins, emit)
+        fetched = fetch_image(client, store, platform, pins, emit, prove=False)
     manifest = fetched.resolved.manifest
     image = admit_image(fetched.config, manifest, store, limits=options.limits, platform=platform, emit=emit)
     return Loaded(image, fetched.resolved.descriptor.id, fetched.root.id)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
-from oci_builder.judge.graph import is_attestation
+from oci_builder.judge.graph import is_attestation, right_kind
 from oci_builder.model import media
 from oci_builder.model.digest import Digest
-from oci_builder.model.documents import Descriptor, ImageConfig, Index, Manifest, expect_media, parse_document
+from oci_builder.model.documents import Descriptor, Document, ImageConfig, Index, Manifest, expect_media, validate
 from oci_builder.model.errors import FormatError, PolicyError, show
+from oci_builder.model.jsontext import load_json
 from oci_builder.model.limits import DEFAULT_LIMITS, Limits
 
+D = TypeVar("D", bound=Document)
 # Reads the bytes of a descriptor's document, verified.
 ReadDocument = Callable[[Descriptor], bytes]
 
@@ -44,18 +47,24 @@ def resolve_manifest(
     where = str(root.digest)
     data = read(root)
     if root.media_type in media.MANIFEST_TYPES:
-        manifest = parse_document(Manifest, data, where, limits)
+        manifest = _parse(Manifest, data, where, limits)
         if manifest.media_type is not None:
             expect_media(manifest.media_type, frozenset({root.media_type}), where)
         return Resolved(root, manifest, data)
     expect_media(root.media_type, media.INDEX_TYPES, where)
     if depth >= limits.index_depth:
         raise PolicyError("limit.index_depth", f"{where}: indexes nested deeper than {limits.index_depth}", where=where)
-    index = parse_document(Index, data, where, limits)
+    index = _parse(Index, data, where, limits)
     if index.media_type is not None:
         expect_media(index.media_type, frozenset({root.media_type}), where)
     below = resolve_manifest(pick_manifest(index, platform, where), read, platform, limits, depth + 1)
     return Resolved(below.descriptor, below.manifest, below.data, (root.id, *below.trail))
+
+
+def _parse(model: type[D], data: bytes, where: str, limits: Limits) -> D:
+    value = load_json(data, where, limits)
+    right_kind(model, value, where)
+    return validate(model, value, where, limits)
 
 
 def pick_manifest(index: Index, platform: str, where: str) -> Descriptor:
