@@ -17,7 +17,7 @@ from oci_builder.release.host import stamp, utc_now
 from oci_builder.release.parts import Part, checksums, hash_parts, plan_parts
 from oci_builder.release.publish import Card, HubTarget, commit_files, readme
 
-_RECORDS = ("portable.json", "container.json", "provenance.json", "readiness.json")
+_RECORDS = ("spec.json", "portable.json", "container.json", "provenance.json", "readiness.json")
 
 
 @dataclass(frozen=True, slots=True)

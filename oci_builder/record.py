@@ -19,6 +19,7 @@ from oci_builder.model.errors import ConflictError, SpecError, show
 from oci_builder.model.events import Emit, Event, silent
 from oci_builder.model.limits import DEFAULT_LIMITS
 from oci_builder.model.receipts import DOCKER, OCI, PORTABLE, Check, Receipt
+from oci_builder.model.redact import redact
 from oci_builder.model.spec import Spec, load_spec
 from oci_builder.release.bills import Naming, bills, file_name
 from oci_builder.release.files import io_error, read_file, replace_file
@@ -36,6 +37,7 @@ from oci_builder.release.walk import Walk
 
 RECORDS = ("container.json", "portable.json")
 PROVENANCE = "provenance.json"
+SPEC = "spec.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,7 @@ def record(request: RecordRequest, emit: Emit = silent) -> Recorded:
     scan = _scan(request, subjects, how)
     scan.require()
     emit(Event("note", "record", message=f"{scan.files} files scanned, nothing found"))
+    files |= _spec_file(request.spec, emit)
     files |= _described(spec, read_packages(request.dist / OCI, replace(how, seen=set())))
     files[PROVENANCE] = _provenance(request, spec, container, subjects, started)
     digests = {name: hashlib.sha256(data).hexdigest() for name, data in sorted(files.items())}
@@ -129,6 +132,16 @@ def _scan(request: RecordRequest, subjects: Mapping[str, str], walk: Walk) -> Sc
     found = scan_archives([request.dist / name for name in sorted(subjects)], request.allow, walk)
     records = scan_files([*(request.dist / name for name in RECORDS), request.spec], request.allow)
     return Scan(found.findings + records.findings, found.files + records.files, found.size + records.size)
+
+
+def _spec_file(path: Path, emit: Emit) -> dict[str, bytes]:
+    """The spec as it was built, unless it holds what may be a credential: then it stays where it is."""
+    data = read_file(path, DEFAULT_LIMITS.document)
+    text = data.decode("utf-8", "replace")
+    if redact(text) != text:
+        emit(Event("note", "record", message=f"{path.name} may hold a credential and is not kept with the release"))
+        return {}
+    return {SPEC: data}
 
 
 def _described(spec: Spec, contents: Contents) -> dict[str, bytes]:

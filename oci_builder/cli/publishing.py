@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 
 RELEASE = click.argument("release", type=ARCHIVE)
 SPEC = click.option("--spec", "spec_path", type=ARCHIVE, default=Path("spec.json"), show_default=True)
+JUDGED_BY = click.option(
+    "--spec", "spec_path", type=ARCHIVE, default=None, show_default="RELEASE/spec.json, else spec.json",
+    help="Whose gates judge the release.",
+)  # fmt: skip
 TRUST = click.option(
     "--trust", type=ARCHIVE, default=Path("releases/trust.json"), show_default=True, help="Trusted keys."
 )
@@ -29,6 +33,12 @@ KEY = click.option("--key", type=ARCHIVE, required=True, help="Private key file 
 ALLOW = click.option(
     "--allow", type=ARCHIVE, default=None, help="What the secrets scan lets through (JSON), each with its reason."
 )
+
+
+def spec_of(release: Path, spec_path: Path | None) -> Path:
+    """The spec whose gates judge a release: the one that was asked for, the one that it was recorded with, ours."""
+    kept = release / "spec.json"
+    return spec_path or (kept if kept.is_file() else Path("spec.json"))
 
 
 def with_secrets(report: Report, archives: Sequence[Path], allow: Path | None, how: Walk) -> Report:
@@ -79,7 +89,7 @@ def record(
 @click.option("--to-registry", "reference", default="", help="NAME:TAG in an OCI registry.")
 @click.option("--endpoint", default="", show_default="the client's", help="Another Hub.")
 @click.option("--plain-http", is_flag=True, help="Speak HTTP to the registry; loopback addresses need no flag.")
-@SPEC
+@JUDGED_BY
 @TRUST
 @KEY
 @ALLOW
@@ -87,7 +97,7 @@ def record(
 @pass_settings
 def publish(
     settings: Settings, release: Path, archives: Path, helper: Path, repo: str, reference: str, endpoint: str,
-    plain_http: bool, spec_path: Path, trust: Path, key: Path, allow: Path | None, json_file: str | None,
+    plain_http: bool, spec_path: Path | None, trust: Path, key: Path, allow: Path | None, json_file: str | None,
 ) -> None:  # fmt: skip
     """Publish RELEASE to a Hugging Face dataset, or to an OCI registry with its evidence as referrers.
 
@@ -96,7 +106,7 @@ def publish(
     """
     if bool(repo) == bool(reference):
         raise click.UsageError("one of --repo and --to-registry")
-    what = _publication(release, archives, helper, (spec_path, trust, key, allow))
+    what = _publication(release, archives, helper, (spec_of(release, spec_path), trust, key, allow))
     with settings.emitting() as emit:
         done = _to_registry(what, reference, plain_http, emit) if reference else _to_hub(what, repo, endpoint, emit)
     write_json(done, json_file)

@@ -18,7 +18,7 @@ from oci_builder.cli.common import (
     say,
     write_json,
 )
-from oci_builder.cli.publishing import ALLOW, KEY, PUBLISHING_COMMANDS, RELEASE, SPEC, TRUST
+from oci_builder.cli.publishing import ALLOW, JUDGED_BY, KEY, PUBLISHING_COMMANDS, RELEASE, SPEC, TRUST, spec_of
 
 
 def _now() -> datetime:
@@ -94,15 +94,15 @@ def receipt_show(path: Path, trust: Path) -> None:
 
 @click.command()
 @RELEASE
-@SPEC
+@JUDGED_BY
 @TRUST
 @click.option("--update", is_flag=True, help="Judge now and record it; the one before stays under a number.")
 @json_option
-def qualification(release: Path, spec_path: Path, trust: Path, update: bool, json_file: str | None) -> None:
+def qualification(release: Path, spec_path: Path | None, trust: Path, update: bool, json_file: str | None) -> None:
     """Recompute RELEASE/qualification.json and compare."""
     from oci_builder.qualification import Rules, check_release, summary, update_release
 
-    rules = Rules.load(spec_path, trust)
+    rules = Rules.load(spec_of(release, spec_path), trust)
     found = update_release(release, rules, _now()) if update else check_release(release, rules)
     write_json(found, json_file)
     if json_file != "-":
@@ -113,15 +113,15 @@ def qualification(release: Path, spec_path: Path, trust: Path, update: bool, jso
 @click.command()
 @RELEASE
 @click.argument("page", type=ARCHIVE)
-@SPEC
+@JUDGED_BY
 @TRUST
 @json_option
-def report(release: Path, page: Path, spec_path: Path, trust: Path, json_file: str | None) -> None:
+def report(release: Path, page: Path, spec_path: Path | None, trust: Path, json_file: str | None) -> None:
     """Write one self-contained HTML page about RELEASE."""
     from oci_builder.qualification import Rules
     from oci_builder.report import report_data, write_report
 
-    rules = Rules.load(spec_path, trust)
+    rules = Rules.load(spec_of(release, spec_path), trust)
     data = report_data(release, rules.gates, rules.policy, _now(), rules.spec)
     write_report(data, page)
     write_json(data, json_file)

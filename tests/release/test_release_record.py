@@ -51,7 +51,7 @@ def provenance(place: Path) -> dict[str, Any]:
 def test_the_folder_holds_records_inventories_bills_and_provenance(place: Path) -> None:
     done = record(request(place))
     assert set(done.files) == {
-        "portable.json", "container.json", "provenance.json", "inventory-a.json", "inventory-b.json", "a.cdx.json",
+        "spec.json", "portable.json", "container.json", "provenance.json", "inventory-a.json", "inventory-b.json", "a.cdx.json",
         "b.cdx.json", "image.cdx.json",
     }  # fmt: skip
     assert {n: hashlib.sha256((done.folder / n).read_bytes()).hexdigest() for n in done.files} == done.files
@@ -245,3 +245,11 @@ def test_records_alone_are_completed(place: Path) -> None:
         folder.add(name, (place / "dist" / name).read_bytes())
     assert not record(request(place)).again
     assert record(request(place)).again
+
+
+def test_a_spec_with_a_credential_is_not_kept(tmp_path: Path) -> None:
+    """It is no known token, so the scan lets it pass; it still goes nowhere."""
+    make_build(tmp_path, labels={"source": "https://user:hunter2hunter2@example.org/x"})
+    done = record(request(tmp_path))
+    assert "spec.json" not in done.files and "provenance.json" in done.files
+    assert not [p for p in done.folder.rglob("*") if p.is_file() and b"hunter2" in p.read_bytes()]
