@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 from oci_builder.model.errors import PolicyError, SpecError, show
 from oci_builder.model.jsontext import load_json
 from oci_builder.model.limits import DEFAULT_LIMITS
+from oci_builder.model.redact import redact
 from oci_builder.model.report import Finding
 from oci_builder.release.files import read_file
 from oci_builder.release.secrets import ScanOptions, scan_file
@@ -76,8 +78,39 @@ def scan_archives(archives: Sequence[Path], options: ScanOptions, how: Walk | No
     for archive in archives:
         image = walk(archive, visit, how)
         if image is not None:
-            found.findings += scan_file(b"image config", len(image.config), [image.config], archive.name, options)
+            config = image.config
+            named = list(_settings(config, archive.name, options))
+            found.findings += named or scan_file(b"image config", len(config), [config], archive.name, options)
     return found
+
+
+def _settings(config: bytes, where: str, options: ScanOptions) -> Iterator[Finding]:
+    """Variables, labels, commands and history that are credentials by their name or form, whatever their shape.
+
+    Text in files is not judged so: documentation is full of passwords of nobody. Settings are few, and all are meant.
+    """
+    for text in _strings(load_json(config, f"{where}: image config")):
+        secret = text.encode()
+        if redact(text) == text or options.lets(b"image config", secret):
+            continue
+        name = text.partition("=")[0] if text.partition("=")[0].isidentifier() else "a setting"
+        place = f"{where}: image config"
+        yield Finding(
+            "policy.secret", "error", place, "", f"sha256 {hashlib.sha256(secret).hexdigest()}",
+            f"{name} looks like a credential in {place}", PolicyError.exit_status,
+        )  # fmt: skip
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            # A pair is judged as an assignment, the way a variable is written.
+            yield from [f"{key}={item}"] if isinstance(item, str) else _strings(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _strings(item)
 
 
 def scan_files(files: Iterable[Path], options: ScanOptions) -> Scan:

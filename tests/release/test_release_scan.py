@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from oci_builder.model.errors import IntegrityError, OciBuilderError, PolicyError, SpecError
+from oci_builder.model.redact import redact
 from oci_builder.release.scan import Scan, read_allowed, scan_archives, scan_files
 from oci_builder.release.secrets import ScanOptions
 from oci_builder.release.signing import new_key, save_key
@@ -59,6 +60,34 @@ def test_a_secret_in_the_config_is_found(tmp_path: Path, place: str) -> None:
     lab = Lab([PLAIN], edit_config=lambda config: {**config, "config": {place: value}})
     found = scan_archives([write(tmp_path / "i", lab.oci())], ScanOptions())
     assert codes(found) == ["policy.secret"] and "image config" in found.findings[0].message
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"Env": ["DB_PASSWORD=correct-horse"]}, {"Labels": {"api_key": "correct-horse"}},
+        {"Labels": {"source": "https://u:correct-horse@h/x"}}, {"Cmd": ["curl", "Authorization: Bearer correct-horse-1"]},
+    ],
+)  # fmt: skip
+def test_a_setting_that_is_a_credential_by_its_name_is_found(tmp_path: Path, settings: object) -> None:
+    archive = write(tmp_path / "i", Lab([PLAIN], edit_config=lambda config: {**config, "config": settings}).oci())
+    found = scan_archives([archive], ScanOptions())
+    assert codes(found) == ["policy.secret"]
+    assert "correct-horse" not in json.dumps(found.to_json())
+    digest = found.findings[0].actual.removeprefix("sha256 ")
+    assert codes(scan_archives([archive], ScanOptions(allow={digest: "an example"}))) == []
+
+
+def test_the_settings_of_the_real_spec_are_no_credentials() -> None:
+    spec = json.loads((Path(__file__).parents[2] / "spec.json").read_text())
+    lines = [*spec["env"], *(f"{k}={v}" for k, v in spec["labels"].items())]
+    assert [line for line in lines if redact(line) != line] == []
+
+
+def test_a_build_argument_in_the_history_is_found(tmp_path: Path) -> None:
+    history = [{"created_by": "RUN |1 TOKEN=correct-horse /bin/sh -c make"}]
+    lab = Lab([PLAIN], edit_config=lambda config: {**config, "history": history})
+    assert codes(scan_archives([write(tmp_path / "i", lab.oci())], ScanOptions())) == ["policy.secret"]
 
 
 def test_a_layer_of_two_archives_is_searched_once_and_proved_twice(tmp_path: Path) -> None:
