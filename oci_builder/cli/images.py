@@ -29,6 +29,9 @@ PLATFORM = click.option(
     callback=lambda _context, _option, text: check_platform_name(text),
 )  # fmt: skip
 SPEC = click.option("--spec", "spec_path", type=ARCHIVE, default=None, help="Take limits from SPEC.")
+HELD_TO = click.option(
+    "--spec", "spec_path", type=ARCHIVE, default=None, help="Hold the image to SPEC too, and take limits from it."
+)
 JOBS = click.option("--jobs", type=click.IntRange(1, 256), default=default_jobs, show_default="CPUs", help="Threads.")
 
 
@@ -74,7 +77,7 @@ def build(
 
 @click.command()
 @click.argument("archives", type=ARCHIVE, nargs=-1, required=True)
-@SPEC
+@HELD_TO
 @click.option("--profile", type=click.Choice(["foreign", "strict"]), default="foreign", show_default=True,
               help="strict holds archives to the rules of our own output.")  # fmt: skip
 @PLATFORM
@@ -104,7 +107,7 @@ def verify(
     spec, limits = spec_and_limits(spec_path)
     with settings.emitting() as emit:
         options = VerifyOptions(profile=profile, platform=platform, limits=limits, threads=jobs, emit=emit)
-        report = verify_archives(archives, options)
+        report = verify_archives(archives, options, spec)
         if target is not None and report.ok:
             report = with_readiness(report, archives[0], ReadinessOptions(target=target, platform=platform), emit)
         if secrets and report.ok:

@@ -121,7 +121,7 @@ def check_layers(graph: Graph, image: ImageView) -> None:
             findings.warn(code, where, message)
         _check_diff_id(graph, image, index, facts, where)
         _check_rules(graph, image, index, facts, where)
-        _check_links(graph, facts, lower, where, graph.options.strict and _is_ours(image, index))
+        _check_links(graph, facts, lower, where, graph.options.strict and is_ours(image, index))
         lower.append(facts)
         total += facts.tar_size
     _check_tree(graph, image, lower)
@@ -140,13 +140,14 @@ def _check_diff_id(graph: Graph, image: ImageView, index: int, facts: LayerFacts
         )  # fmt: skip
 
 
-def _is_ours(image: ImageView, index: int) -> bool:
+def is_ours(image: ImageView, index: int) -> bool:
+    """Whether the history says that a layer is one of ours, and no base's."""
     steps = [step for step in image.config.history or () if not step.empty_layer]
     return index < len(steps) and (steps[index].created_by or "").startswith(OUR_HISTORY)
 
 
 def _check_rules(graph: Graph, image: ImageView, index: int, facts: LayerFacts, where: str) -> None:
-    ours = _is_ours(image, index)
+    ours = is_ours(image, index)
     for problem in facts.rule_breaks:
         if ours and graph.options.strict:
             graph.findings.take(problem)

@@ -35,6 +35,7 @@ class LayerFacts:
         names: every name in it.
         log: its names in order, for the tree that all layers make.
         open_links: hard links to names that are not in it, as (name, target).
+        newest: the newest time in it, nanoseconds since 1970.
         ours: True when its first gzip member is one of ours.
     """
 
@@ -47,6 +48,7 @@ class LayerFacts:
     names: NameLedger = field(default_factory=NameLedger)
     log: TreeLog = field(default_factory=TreeLog)
     open_links: list[tuple[bytes, bytes]] = field(default_factory=list)
+    newest: int = 0
     ours: bool = False
 
     @property
@@ -139,6 +141,8 @@ def _check_entry(entry: TarEntry, where: str, facts: LayerFacts) -> None:
     if len(facts.problems) + len(facts.rule_breaks) > _MOST_KEPT:
         return
     facts.log.add(entry)
+    if entry.mtime_ns > facts.newest:
+        facts.newest = entry.mtime_ns
     code = facts.names.note(entry)
     if code == "entry.duplicate":
         facts.problems.append(

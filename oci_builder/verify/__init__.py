@@ -17,17 +17,24 @@ from oci_builder.judge.options import JudgeOptions as VerifyOptions
 from oci_builder.judge.outer import read_archive
 from oci_builder.judge.sameness import Shared
 from oci_builder.model.report import Report
+from oci_builder.model.spec import Spec
+from oci_builder.verify.against import hold_to_spec
 from oci_builder.verify.twins import compare
 from oci_builder.wire.compress import sniff
 
 __all__ = ["VerifyOptions", "verify_archives"]
 
 
-def verify_archives(paths: Sequence[Path], options: VerifyOptions | None = None) -> Report:
+def verify_archives(
+    paths: Sequence[Path], options: VerifyOptions | None = None, spec: Spec | None = None
+) -> Report:
     """Verify one archive, or two and that they are the same image.
 
     Takes OCI archives and layouts and Docker archives of any age, compressed outside or not. Each file is read once,
     from front to back; memory does not grow with it. Nothing is written.
+
+    Args:
+        spec: hold each archive to it too (``check.*``, exit status 1).
 
     Returns:
         The report: a subject for each path, in order, and everything that is wrong or unusual.
@@ -52,6 +59,8 @@ def verify_archives(paths: Sequence[Path], options: VerifyOptions | None = None)
         if shared:
             shared.close()
     found = [finding for one in findings for finding in one.found]
+    if spec is not None:
+        found += [finding for one in judged for finding in hold_to_spec(one, spec)]
     if len(paths) == 2:
         found += compare(judged[0], judged[1])
     return Report(tuple(one.to_json(options.profile) for one in judged), tuple(found))

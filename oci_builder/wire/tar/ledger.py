@@ -48,6 +48,10 @@ class NameLedger:
             return "entry.link_target"
         return "entry.duplicate" if twice else None
 
+    def saw(self, name: bytes) -> bool:
+        """Whether anything was seen here under this name."""
+        return self.key(name) in self._seen
+
     def knows(self, name: bytes) -> bool:
         """Whether something that a hard link can point at was seen under this name, here or below."""
         key = self.key(name)
