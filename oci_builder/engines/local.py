@@ -20,9 +20,9 @@ import oci_builder
 from oci_builder.engines.local_limits import find_gpus, require_gpus, require_scratch, warn_memory
 from oci_builder.engines.local_tree import LATE
 from oci_builder.engines.local_worker import event_of
-from oci_builder.engines.needs import Needs, validate
+from oci_builder.engines.needs import LARGEST_SCRATCH, LONGEST, Needs, validate
 from oci_builder.engines.stages import Request, find_stage
-from oci_builder.model.errors import CheckFailed, PolicyError, TransportError
+from oci_builder.model.errors import CheckFailed, PolicyError, SpecError, TransportError
 from oci_builder.model.events import Emit, silent
 from oci_builder.model.spec import LockTier, load_spec
 
@@ -44,6 +44,17 @@ class LocalRunner:
     scratch_gib: float | None = None
     timeout_s: float | None = None
     any_gpu: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that are no amounts.
+
+        Raises:
+            SpecError: ``needs.timeout``, ``needs.size``.
+        """
+        if self.timeout_s is not None and not 0 < self.timeout_s <= LONGEST:
+            raise SpecError("needs.timeout", f"a time limit is more than 0 and at most {LONGEST} seconds")
+        if self.scratch_gib is not None and not 0 <= self.scratch_gib <= LARGEST_SCRATCH:
+            raise SpecError("needs.size", f"scratch is 0 to {LARGEST_SCRATCH} GiB")
 
     def check(self, name: str, request: Request, emit: Emit = silent) -> Needs:
         """Refuse a stage that this machine cannot run; nothing is started.
@@ -100,7 +111,9 @@ class _Worker:
                 process.stdin.write(json.dumps(self._asked).encode())
                 process.stdin.close()
             for line in process.stdout:
-                self._take(json.loads(line))
+                # A worker that was killed may leave half a line; that it has no result says the rest.
+                with suppress(ValueError):
+                    self._take(json.loads(line))
             process.wait()
         finally:
             if process.poll() is None:

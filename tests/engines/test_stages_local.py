@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from oci_builder.engines.local import LocalRunner
 from oci_builder.engines.local_limits import find_gpus
+from oci_builder.model.errors import SpecError
 from oci_builder.model.receipts import DOCKER, OCI, PORTABLE
 from oci_builder.receipt import show_receipt, verify_receipt
 from oci_builder.release.host import utc_now
@@ -140,7 +142,7 @@ def test_the_time_limit_ends_a_stage_and_leaves_nothing_half(tmp_path: Path) -> 
 
 def test_a_stage_without_room_is_not_started(tmp_path: Path) -> None:
     lab = make_lab(tmp_path, base={"scratch": True})
-    done = lab.stage("package", "--scratch", "1e9")
+    done = lab.stage("package", "--scratch", "3000")
     assert (done.returncode, "error[io.space]" in done.stderr, lab.out.exists()) == (5, True, False)
 
 
@@ -156,3 +158,9 @@ def test_a_budget_s_limit_holds_whatever_is_said(tmp_path: Path) -> None:
     (tmp_path / "budget.toml").write_text("[rates]\ncpu = 1\nmemory = 1\n[limits]\nstage = 1\n")
     done = lab.stage("container", "--on", "modal", "--yes")
     assert (done.returncode, "error[budget.limit]" in done.stderr) == (4, True), done.stderr
+
+
+@pytest.mark.parametrize("given", [("--timeout", "nan"), ("--timeout", "0"), ("--timeout", "inf"), ("--scratch", "-1")])
+def test_amounts_that_are_none(given: tuple[str, str]) -> None:
+    with pytest.raises(SpecError):
+        LocalRunner(**{{"--timeout": "timeout_s", "--scratch": "scratch_gib"}[given[0]]: float(given[1])})
