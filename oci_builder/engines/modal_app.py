@@ -248,7 +248,7 @@ _MEANINGS: Sequence[tuple[tuple[type[Exception], ...], _Made, str, str]] = (
     ((failed.VersionError, failed.DeserializationError), SpecError, "modal.version",
      "install a client that is pinned: pip install 'modal>=1.6,<1.7'"),
     ((failed.InvalidError,), SpecError, "modal.invalid", "Modal refuses what the stage asks for"),
-    ((failed.RemoteError, failed.ExecutionError), CheckFailed, "modal.remote",
+    ((failed.RemoteError,), CheckFailed, "modal.remote",
      "the container ended without a result; its log is above"),
 )  # fmt: skip
 

@@ -7,7 +7,6 @@ container: what a failed stage left there is moved to the volume, as far as it i
 from __future__ import annotations
 
 import os
-import platform
 import shutil
 import socket
 import sys
@@ -19,13 +18,14 @@ from typing import Any
 
 from oci_builder.engines.local_limits import find_gpus, require_gpus
 from oci_builder.engines.modal_project import arrived, folder_state, folder_text, unpack
+from oci_builder.engines.needs import Needs
 from oci_builder.engines.run import run_stage
 from oci_builder.engines.stages import find_stage
 from oci_builder.model.errors import OciBuilderError, PolicyError, TransportError, disk_error
 from oci_builder.model.events import Emit, Event
-from oci_builder.model.receipts import PORTABLE
+from oci_builder.model.receipts import PORTABLE, Host
 from oci_builder.release.folder import ReleaseFolder
-from oci_builder.release.host import engine_name, tool_versions
+from oci_builder.release.host import engine_name, this_host, tool_versions
 
 # Where the sender's inputs and the runtime are in every container.
 ARCHIVE = "/oci-builder/inputs.tar"
@@ -46,9 +46,11 @@ def answer(name: str, sent: Mapping[str, Any]) -> dict[str, Any]:
         network; and ``release``: the release folder as it is now, empty when nothing changed.
     """
     local = Path(tempfile.gettempdir()) / "oci-builder"
+    host = this_host()
     facts: dict[str, Any] = {
         "image": os.environ.get("MODAL_IMAGE_ID", ""), "task": os.environ.get("MODAL_TASK_ID", ""),
-        "tools": tool_versions("modal"), "machine": platform.machine(), "fresh": not local.exists(),
+        "tools": tool_versions("modal"), "machine": host.machine, "os": host.os, "kernel": host.kernel,
+        "sandbox": host.sandbox, "driver": host.driver, "fresh": not local.exists(),
     }  # fmt: skip
     emit = log_lines()
     try:
@@ -57,8 +59,9 @@ def answer(name: str, sent: Mapping[str, Any]) -> dict[str, Any]:
             raise PolicyError("modal.fresh", "this container served a run before; stages without network get new ones")
         if not needs.network:
             facts["network"] = prove_no_network()
-        require_gpus(needs, find_gpus() if needs.gpu else (), False, emit)
-        request = _request(sent, local, next(iter(needs.volumes), ""))
+        _require_gpus(needs, host, emit)
+        volume = next(iter(needs.volumes), "")
+        request = _request(sent, local, volume)
         if name == "repack":
             undo_repack(Path(request["out"]), Path(request["release"]))
     except (OciBuilderError, OSError) as error:
@@ -71,6 +74,10 @@ def answer(name: str, sent: Mapping[str, Any]) -> dict[str, Any]:
     result["receipt_path"] = str(result["receipt_path"]).replace(f"{local / 'inputs'}/", "")
     after = folder_state(Path(request["release"])) if request["release"] else {}
     result["kept"] = _keep(result["kept"], request["cache"], local)
+    try:
+        commit(volume)
+    except OciBuilderError as error:
+        return {**result, **_told(error), "release": ""}
     text = folder_text(after) if after != before else ""
     if len(text) > LARGEST_ANSWER:
         return {**result, **_too_large(text, Path(request["cache"], "answers", f"{name}-{sent['attempt']}"))}
@@ -82,14 +89,41 @@ def _too_large(text: str, place: Path) -> dict[str, Any]:
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(text)
-        error: OciBuilderError = TransportError(
-            "modal.result", f"the release folder is too large to be returned; it lies on the volume in {place} "
-            "(a tar.xz in base64)", where=str(place),
-        )  # fmt: skip
-    except OSError as failure:
-        error = disk_error(failure, "keeping the release folder")
-    told = {"code": error.code, "message": error.message, "exit": error.exit_status}
-    return {"outcome": "error", "exit": error.exit_status, "error": told, "release": ""}
+    except OSError as error:
+        return {**_told(disk_error(error, "keeping the release folder")), "release": ""}
+    large = TransportError(
+        "modal.result", f"the release folder is too large to be returned; it lies on the volume in {place} "
+        "(a tar.xz in base64)", where=str(place),
+    )  # fmt: skip
+    return {**_told(large), "release": ""}
+
+
+def commit(volume: str) -> None:
+    """Write the volume's changes to its service before the answer leaves: Modal commits once more at the container's
+    end, but nobody hears when that fails. A container without Modal's API can do it this way only (``sync MOUNT``).
+
+    Raises:
+        TransportError: ``io.*``.
+    """
+    if not volume:
+        return
+    try:
+        folder = os.open(volume, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except OSError as error:
+        raise disk_error(error, "committing the volume") from None
+
+
+def _require_gpus(needs: Needs, host: Host, emit: Emit) -> None:
+    """As ``require_gpus``; a refusal names driver and sandbox, which decide whether a GPU is seen at all."""
+    try:
+        require_gpus(needs, find_gpus() if needs.gpu else (), False, emit)
+    except PolicyError as error:
+        text = f"{error.message} (driver {host.driver or 'unknown'}, sandbox {host.sandbox or 'none seen'})"
+        raise PolicyError(error.code, text, **error.fields) from None
 
 
 def undo_repack(dist: Path, release: Path) -> None:
@@ -212,7 +246,11 @@ def _keep(kept: str, cache: str, local: Path) -> str:
 def _refused(name: str, error: Exception) -> dict[str, Any]:
     told = error if isinstance(error, OciBuilderError) else disk_error(error, f"stage {name}")  # type: ignore[arg-type]
     return {
-        "stage": name, "engine": engine_name(), "outcome": "error", "exit": told.exit_status, "outputs": {},
-        "error": {"code": told.code, "message": told.message, "exit": told.exit_status}, "checks": [], "notes": [],
-        "details": {}, "receipt": None, "receipt_path": "", "kept": "",
+        "stage": name, "engine": engine_name(), "outputs": {}, "checks": [], "notes": [], "details": {},
+        "receipt": None, "receipt_path": "", "kept": "", **_told(told),
     }  # fmt: skip
+
+
+def _told(error: OciBuilderError) -> dict[str, Any]:
+    told = {"code": error.code, "message": error.message, "exit": error.exit_status}
+    return {"outcome": "error", "exit": error.exit_status, "error": told}

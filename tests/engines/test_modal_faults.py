@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -84,6 +85,27 @@ def test_refusals_of_the_service_are_our_errors_and_nothing_runs(
     lab.plane.faults(**faults)
     refused(lab.stage("build"), status, code)
     assert lab.plane.events("container", before) == []
+
+
+@pytest.mark.parametrize("size", [10, 6 << 20], ids=["message", "blob"])
+def test_inputs_that_cannot_be_uploaded_end_the_stage_with_the_cause(lab: Lab, size: int) -> None:
+    """B233, B235: a small file goes in a message, a large one over HTTP."""
+    before = lab.plane.mark
+    extra = lab.project.spec.parent / "layers/files/extra"
+    extra.write_bytes(os.urandom(size))
+    lab.plane.faults(rpc={"MountPutFile": ["INTERNAL", "no room"]} if size < 1 << 20 else {}, uploads=99)
+    ran = lab.stage("build")
+    refused(ran, 5, "modal.service")
+    assert ("no room" if size < 1 << 20 else "503") in ran.err
+    assert lab.plane.events("container", before) == []
+
+
+def test_a_server_that_fails_once_is_asked_again(lab: Lab) -> None:
+    """B233."""
+    (lab.project.spec.parent / "layers/files/extra").write_bytes(os.urandom(6 << 20))
+    lab.plane.faults(uploads=1)
+    ran = lab.stage("build")
+    assert ran.status == 0, ran.text
 
 
 def test_an_unknown_profile(lab: Lab) -> None:

@@ -19,6 +19,7 @@ from oci_builder.engines.modal_request import chosen
 from oci_builder.engines.stages import STAGES, Request
 from oci_builder.model.errors import OciBuilderError, PolicyError, SpecError, TransportError
 from oci_builder.model.events import Event
+from oci_builder.model.receipts import Host
 
 
 def write_spec(folder: Path, **changes: Any) -> Path:
@@ -236,6 +237,30 @@ def test_the_key_of_a_secret_is_a_file_of_this_user_only(tmp_path: Path, monkeyp
     path = Path(modal_container._key(tmp_path))
     assert (path.read_text(), path.stat().st_mode & 0o777) == ("text", 0o600)
     assert "OCI_BUILDER_KEY" not in os.environ, "programs that the stage starts do not inherit it"
+
+
+def test_a_volume_that_cannot_be_committed_is_an_error_of_the_stage(tmp_path: Path) -> None:
+    """B234: Modal's own commit comes after the answer, where nobody hears that it failed."""
+    modal_container.commit("")
+    modal_container.commit(str(tmp_path))
+    with pytest.raises(TransportError) as error:
+        modal_container.commit(str(tmp_path / "gone"))
+    assert error.value.code == "io.error"
+
+
+def test_a_gpu_that_is_not_seen_is_told_with_driver_and_sandbox(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B202, B203."""
+    host = Host(driver="580.95.05", sandbox="gvisor")
+    monkeypatch.setattr(modal_container, "this_host", lambda: host)
+    monkeypatch.setattr(modal_container, "find_gpus", tuple)
+    monkeypatch.setattr(modal_container, "prove_no_network", dict)
+    monkeypatch.setattr(modal_container.tempfile, "gettempdir", lambda: str(tmp_path))
+    found = modal_container.answer("single", {})
+    assert (found["error"]["code"], found["exit"]) == ("needs.gpu", 4)
+    assert "driver 580.95.05, sandbox gvisor" in found["error"]["message"]
+    assert found["facts"]["modal"]["driver"] == "580.95.05"
 
 
 def test_an_answer_that_is_too_large_stays_on_the_volume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

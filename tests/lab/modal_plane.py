@@ -49,7 +49,7 @@ class Faults:
     ``rpc``: name -> [status, message]; ``image``: why image builds fail; ``preempt``: function names, each taken away
     once; ``deadline``: seconds that stand for every timeout; ``volumes``: name -> version that it has already;
     ``images``: ids that ``from_id`` knows; ``secrets``: name -> variables;
-    ``files``: path in containers -> other content than was uploaded.
+    ``uploads``: how often each upload over HTTP is answered 503; ``files``: path in containers -> other content than was uploaded.
     """
 
     def __init__(self, path: Path) -> None:
@@ -299,8 +299,14 @@ class Objects:
 async def _serve_blobs(world: World) -> None:
     """What is larger than a message travels over HTTP."""
 
+    refused: Counter[str] = Counter()
+
     async def put(request: web.Request) -> web.Response:
-        data = world.blobs[request.match_info["id"]] = await request.read()
+        blob = request.match_info["id"]
+        refused[blob] += 1
+        if refused[blob] <= world.faults.get("uploads", 0):
+            return web.Response(status=503, text="busy")
+        data = world.blobs[blob] = await request.read()
         return web.Response(headers={"ETag": f'"{hashlib.md5(data).hexdigest()}"'})
 
     async def get(request: web.Request) -> web.Response:
