@@ -12,7 +12,7 @@ import click
 
 from oci_builder import __version__
 from oci_builder.cli.common import ARCHIVE, Settings, cache_option, json_option, pass_settings, say, write_json
-from oci_builder.model.errors import PolicyError
+from oci_builder.model.errors import PolicyError, SpecError
 from oci_builder.model.events import Emit
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ def stage_command(settings: Settings, /, name: str, engine: str, json_file: str 
     from oci_builder.engines.stages import sequence
     from oci_builder.engines.stages_first import before
 
+    _check_key(asked["key"], asked["release"])
     stages = sequence(name)
     requests = {stage.name: _request(stage, **asked) for stage in stages}
     # What comes second has no receipt to show before the first has run.
@@ -98,6 +99,20 @@ def _request(stage: Stage, spec_path: Path, out: Path, cache: Path, release: Pat
         "" if release is None else str(release.absolute()), key=own, options=options, version=__version__,
         attempt=uuid4().hex,
     )  # fmt: skip
+
+
+def _check_key(key: Path | None, release: Path | None) -> None:
+    """A key that cannot be used is found out before the stage has run, not after.
+
+    Raises:
+        SpecError: ``stage.option``; what ``load_key`` raises.
+    """
+    from oci_builder.release.signing import load_key
+
+    if key is not None:
+        load_key(key)
+        if release is None:
+            raise SpecError("stage.option", "--key signs into a release folder: name it with --release")
 
 
 def _agree(stages: tuple[Stage, ...], path: Path | None, yes: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import shutil
@@ -92,15 +93,41 @@ def kept_build(request: Request) -> Iterator[None]:
     """A release's archives stay: where the block ends in an error, the finished build that lay in ``out`` lies there.
 
     A build replaces its files by rename, so links to the old ones keep them at no cost. Links that a killed run left
-    are put back first.
+    are put back first. One run at a time writes into ``out``.
 
     Raises:
-        TransportError: ``io.*``.
+        ConflictError: ``stage.busy``; TransportError: ``io.*``.
     """
     out = Path(request.out).absolute()
-    if not request.release or not (Path(request.release) / "portable.json").is_file():
+    with _alone(Path(request.cache) / "locks", out):
+        if request.release and (Path(request.release) / "portable.json").is_file():
+            with _linked(out):
+                yield
+        else:
+            yield
+
+
+@contextmanager
+def _alone(locks: Path, out: Path) -> Iterator[None]:
+    name = hashlib.sha256(os.fsencode(out.resolve())).hexdigest()[:32]
+    try:
+        locks.mkdir(parents=True, exist_ok=True)
+        file = (locks / name).open("ab")
+    except OSError as error:
+        raise disk_error(error, f"locking {out}") from None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            text = f"another stage is writing into {show(str(out))}"
+            raise ConflictError("stage.busy", text, where=str(out)) from None
+        except OSError as error:
+            raise disk_error(error, f"locking {out}") from None
         yield
-        return
+
+
+@contextmanager
+def _linked(out: Path) -> Iterator[None]:
     links = out.with_name(f".{out.name}.before")
     try:
         _put_back(links, out)

@@ -12,7 +12,7 @@ import pytest
 from oci_builder import __version__
 from oci_builder.engines.run import result_error, run_stage, sign_result
 from oci_builder.engines.stages import Request, find_stage
-from oci_builder.engines.stages_files import checked_copy
+from oci_builder.engines.stages_files import checked_copy, kept_build
 from oci_builder.engines.stages_first import before
 from oci_builder.engines.stages_options import parse_options
 from oci_builder.model.errors import ConflictError, IntegrityError, OciBuilderError, SpecError
@@ -161,6 +161,14 @@ def test_a_release_of_another_build_keeps_its_archives(packed: Lab, name: str) -
     assert code(go(packed, name)) == "release.exists"
     assert lies(packed) == there
     assert sorted(p.name for p in packed.root.iterdir() if p.name.startswith(".")) == []
+
+
+def test_two_runs_do_not_write_into_one_place(packed: Lab) -> None:
+    there = lies(packed)
+    with kept_build(packed.request()):
+        assert code(go(packed, "package")) == "stage.busy"
+    assert lies(packed) == there
+    assert go(packed, "package")["outcome"] == "pass"
 
 
 def test_what_a_killed_run_had_kept_is_put_back(packed: Lab) -> None:

@@ -140,6 +140,16 @@ def test_the_time_limit_ends_a_stage_and_leaves_nothing_half(tmp_path: Path) -> 
     assert lab.stage("package").returncode == 0
 
 
+@pytest.mark.parametrize(("name", "code"), [("none", "error[io."), ("open", "error[key.mode]"), ("spec.json", "error[key.")])
+def test_a_key_that_cannot_sign_is_found_out_first(tmp_path: Path, name: str, code: str) -> None:
+    lab = make_lab(tmp_path, base={"scratch": True})
+    (tmp_path / "open").write_bytes(lab.key.read_bytes())
+    (tmp_path / "open").chmod(0o644)
+    done = lab.stage("package", "--key", name)
+    assert code in done.stderr
+    assert not lab.out.exists()
+
+
 def test_a_stage_without_room_is_not_started(tmp_path: Path) -> None:
     lab = make_lab(tmp_path, base={"scratch": True})
     done = lab.stage("package", "--scratch", "3000")
