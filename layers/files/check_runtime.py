@@ -39,6 +39,8 @@ PACKAGES = {
     "import:deep_ep": "deep-ep", "import:deep_gemm": "deep-gemm", "import:vllm._C": "vllm",
     "import:vllm.cumem_allocator": "vllm", "import:mooncake": "mooncake-transfer-engine",
 }  # fmt: skip
+# A user's own caches are no start from nothing.
+_CACHES = ("HF_HOME", "HF_HUB_CACHE", "WANDB_DIR", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME")
 _CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 
@@ -182,7 +184,9 @@ def toolkit(prefix: Path) -> Iterator[Row]:
         return
     absent = [t for t in TOOLS if not os.access(cuda / "bin" / t, os.X_OK)]
     absent += [f for f in ("include/cuda.h", "nvvm/libdevice") if not (cuda / f).exists()]
-    yield row("cuda-tools", not absent, f"absent in {cuda}: {', '.join(absent)}" if absent else str(cuda))
+    # Of a toolkit that is the host's own, only the kernels that --gpu compiles can say whether it is enough.
+    verdict = not absent if cuda == prefix / "cuda" else True if not absent else None
+    yield row("cuda-tools", verdict, f"absent in {cuda}: {', '.join(absent)}" if absent else str(cuda))
 
 
 # ---- the checks that are shipped beside this file
@@ -218,6 +222,19 @@ def left_out(prefix: Path, tiers: Sequence[str]) -> dict[str, str]:
     return out
 
 
+def activated(prefix: Path, folder: Path) -> dict[str, str]:
+    """What activate.sh makes of this environment, with a home and caches of the checks' own: they start empty."""
+    kept = {name: value for name, value in os.environ.items() if name not in _CACHES}
+    own = {"HOME": str(folder / "home"), "NRL_CACHE_ROOT": str(folder / "caches")}
+    (folder / "home").mkdir()
+    code = '. "$0/activate.sh" >&2 && exec env -0'
+    done = subprocess.run(["bash", "-c", code, str(prefix)], env={**kept, **own}, stdout=subprocess.PIPE, check=False)
+    if done.returncode:  # a prefix without it, or one that it refuses: the checks say what follows from that
+        return {**kept, **own, "PYTHONPATH": str(prefix / "source"), "PYTHONDONTWRITEBYTECODE": "1"}
+    pairs = (entry.partition(b"=") for entry in done.stdout.split(b"\0") if entry)
+    return {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
+
+
 def shipped_rows(prefix: Path, tiers: Sequence[str], stages: Sequence[str], only: str) -> list[Row]:
     """Run the lists of these stages with the runner beside this file."""
     python, checks = prefix / "envs" / tiers[0] / "bin/python", prefix / "checks"
@@ -236,7 +253,7 @@ def shipped_rows(prefix: Path, tiers: Sequence[str], stages: Sequence[str], only
         listed, receipt = Path(folder, "list.json"), Path(folder, "receipt.json")
         listed.write_text(json.dumps({"checks": wanted}))
         argv = [python, checks, "run", "--list", listed, "--json", receipt]
-        environment = {**os.environ, "PYTHONPATH": str(prefix / "source"), "PYTHONDONTWRITEBYTECODE": "1"}
+        environment = activated(prefix, Path(folder))
         done = subprocess.run(
             [str(a) for a in argv], env=environment, stdout=subprocess.PIPE, text=True, preexec_fn=without_network
         )

@@ -23,12 +23,12 @@ from oci_builder.payload.bytecode import WORKER, compile_tree
 from oci_builder.payload.cuda import cuda_texts
 from oci_builder.payload.licences import collect_licences, python_texts
 from oci_builder.payload.overlay import export_source, overlay_identity, resolve_commit
-from oci_builder.payload.python import describe, stage_python
+from oci_builder.payload.python import describe, original_names, stage_python
 from oci_builder.payload.relocate import apply_relocation, plan_relocation, prefixes_of
 from oci_builder.payload.relocate_audit import AuditOptions, audit
 from oci_builder.payload.uv import Interpreter, find_interpreter, find_uv
 
-_FORMAT = 1
+_FORMAT = 2
 _RECORD = "runtime.json"
 _MARKER_SCHEMA = "oci-builder/runtime/1"
 # Where a folder of the build machine may stand, and why that does no harm.
@@ -98,7 +98,7 @@ def assemble_runtime(
         emit(Event("done", "runtime", unit="items"))
     made = {name: place / "envs" / name for name in inputs.tiers}
     trees = {name: place / name for name in ("python", "source") if (place / name).is_dir()}
-    files = {**_marker(spec), **_inventories(inputs.tiers)}
+    files = {**_marker(spec, inputs.commit), **_inventories(inputs.tiers)}
     return Runtime({name: made.get(name, path) for name, path in tiers.items()}, trees, files, made=True)
 
 
@@ -191,7 +191,8 @@ def _relocate(spec: Spec, inputs: _Inputs, work: Path, root: Path, jobs: int, em
     built = {str(env): f"envs/{name}" for name, env in inputs.tiers.items()}
     if inputs.shipped:
         about = describe(inputs.python.path)
-        built[about["prefix"]] = "python"
+        names = original_names(inputs.python.path)
+        built |= {name: f"python/{below}".rstrip("/") for name, below in names.items()}
         if tuple(map(int, about["version"].split("."))) < _FOLLOWS_LINKS:
             told = f"environments of Python {about['version']} work at {spec.prefix} only"
             emit(Event("warning", "runtime", message=f"{told}; from 3.13 on they can be moved"))
@@ -241,11 +242,11 @@ def _plain_folders(root: Path) -> None:
         os.utime(parent, (0, 0))
 
 
-def _marker(spec: Spec) -> dict[str, bytes]:
+def _marker(spec: Spec, commit: str = "") -> dict[str, bytes]:
     """What an unpacked prefix is; ``repack`` believes no archive without it."""
     release = {} if spec.release is None else {"release": spec.release}
     about = {"schema": _MARKER_SCHEMA, "name": spec.name, "tag": spec.tag, "prefix": spec.prefix, **release}
-    return {_RECORD: dump_json({**about, "tiers": list(spec.tiers)}) + b"\n"}
+    return {_RECORD: dump_json({**about, "tiers": list(spec.tiers), "source": commit or None}) + b"\n"}
 
 
 def _inventories(tiers: Mapping[str, Path]) -> dict[str, bytes]:

@@ -151,3 +151,18 @@ def test_an_inventory_that_is_none(tmp_path: Path, content: str) -> None:
     (tmp_path / "i").write_text(content)
     with pytest.raises(CheckFailed):
         inventory.read(tmp_path / "i")
+
+
+@pytest.mark.parametrize(("marker", "omitted"), [('{"source": null}', True), ('{"source": "81aa43d"}', False), ("{}", False)])
+def test_a_runtime_without_a_project_brings_no_source(tmp_path: Path, marker: str, omitted: bool) -> None:
+    (tmp_path / "runtime.json").write_text(marker)
+    listed = inventory.read(write_inventory(tmp_path / "i", {"torch": "1"}, {}))
+    assert bool(listed.omission("nemo_rl")) is omitted
+
+
+def test_libraries_that_torch_loads_first_are_not_missing(tmp_path: Path) -> None:
+    for folder in ("torch/lib", "nvidia/cu13/lib", "vllm"):
+        (tmp_path / "site-packages" / folder).mkdir(parents=True)
+    site = tmp_path / "site-packages"
+    assert imports.loaded_before(site / "vllm/_C.abi3.so") == [site / "torch/lib", site / "nvidia/cu13/lib"]
+    assert imports.loaded_before(tmp_path / "elsewhere.so") == []

@@ -18,6 +18,8 @@ from oci_builder.payload.runtime import Runtime, assemble_runtime
 from oci_builder.payload.tiers import realize_tiers
 from oci_builder.rootfs.host import python_executable
 
+HOME = Path.home()
+
 
 def spec_of(tiers: dict[str, Any], **more: Any) -> Spec:
     return Spec.model_validate(
@@ -39,7 +41,7 @@ def place(tmp_path: Path) -> Path:
 @pytest.fixture
 def other() -> Path:
     """A Python 3.13 or later that is not the one that runs us: its environments can be moved."""
-    found = sorted(Path.home().glob(".pyenv/versions/3.1[3-9]*/bin/python3"))
+    found = sorted(HOME.glob(".pyenv/versions/3.1[3-9]*/bin/python3"))
     if not found or found[0].resolve() == python_executable():
         pytest.skip("needs a second Python, 3.13 or later")
     return found[0]
@@ -47,7 +49,7 @@ def other() -> Path:
 
 @pytest.fixture
 def older() -> Path:
-    others = [*sorted(Path.home().glob(".pyenv/versions/3.1[12]*/bin/python3")), Path("/usr/bin/python3")]
+    others = [*sorted(HOME.glob(".pyenv/versions/3.1[12]*/bin/python3")), Path("/usr/bin/python3")]
     found = next((p for p in others if p.is_file() and p.resolve() != python_executable()), None)
     if found is None:
         pytest.skip("needs a second Python before 3.13")
@@ -91,7 +93,7 @@ def test_the_marker_says_whose_prefix_it_is(place: Path) -> None:
     runtime = assembled(spec_of({"base": {"requirements": "base.txt"}}, release="v1-r1"), place)
     assert json.loads(runtime.files["runtime.json"]) == {
         "schema": "oci-builder/runtime/1", "name": "n", "tag": "t", "prefix": "/opt/x", "release": "v1-r1",
-        "tiers": ["base"],
+        "tiers": ["base"], "source": None,
     }  # fmt: skip
 
 

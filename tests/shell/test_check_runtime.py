@@ -84,6 +84,27 @@ def test_imports_run_in_a_network_of_their_own(prefix: Path) -> None:
     assert rows["import:deep_ep"]["outcome"] == "skipped" and "needs nvcc" in rows["import:deep_ep"]["reason"]
 
 
+def test_a_users_full_caches_are_not_the_checks(prefix: Path, tmp_path: Path) -> None:
+    """A home that was used before is no reason to fail, and stays as it is."""
+    home, hub = tmp_path / "home", tmp_path / "hub"
+    for folder in (home / ".cache/vllm", hub):
+        folder.mkdir(parents=True)
+        (folder / "model").write_text("kept")
+    shutil.copy(FILES / "activate.sh", prefix)
+    _, rows, _ = run(prefix, "--imports", "--tier", "base", HOME=str(home), HF_HOME=str(hub))
+    assert "caches" not in rows["imports:base"]["reason"]
+    assert sorted(p.name for p in tmp_path.rglob("*") if p.is_file() and p.parent in (home / ".cache/vllm", hub)) == [
+        "model", "model",
+    ]  # fmt: skip
+
+
+def test_a_host_toolkit_that_lacks_tools_is_for_the_gpu_run_to_judge(prefix: Path, tmp_path: Path) -> None:
+    (prefix / "cuda").rename(tmp_path / "host-cuda")
+    (tmp_path / "host-cuda/bin/nvcc").unlink()
+    status, rows, _ = run(prefix, CUDA_HOME=str(tmp_path / "host-cuda"))
+    assert rows["cuda-tools"]["outcome"] == "deferred" and "nvcc" in rows["cuda-tools"]["reason"]
+
+
 @pytest.mark.parametrize(
     ("damage", "name"),
     [("interpreter", "interpreter:vllm"), ("tool", "cuda-tools"), ("moved", "installed"), ("tiers", "tiers")],

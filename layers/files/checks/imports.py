@@ -134,5 +134,12 @@ def unresolved(library: Path) -> list[str]:
     ldd = shutil.which("ldd")
     if ldd is None:
         raise CheckFailed("ldd is absent: the libraries cannot be resolved")
-    done = run([ldd, str(library)], timeout=60, env=dict(os.environ))
+    places = [*map(str, loaded_before(library)), os.environ.get("LD_LIBRARY_PATH", "")]
+    done = run([ldd, str(library)], timeout=60, env={**os.environ, "LD_LIBRARY_PATH": ":".join(filter(None, places))})
     return [line.split()[0] for line in done.stdout.splitlines() if "not found" in line]
+
+
+def loaded_before(library: Path) -> list[Path]:
+    """Folders of the tier whose libraries are in the process before an extension is: torch's, and what torch loads."""
+    site = next((p for p in library.parents if p.name in ("site-packages", "dist-packages")), None)
+    return [] if site is None else [p for p in (site / "torch/lib", *sorted(site.glob("nvidia/*/lib"))) if p.is_dir()]

@@ -20,16 +20,22 @@ PACKAGES = {
 
 @dataclass(frozen=True)
 class Inventory:
-    """Package -> version of what is there, and package -> reason of what was left out; names as in PEP 503."""
+    """Package -> version of what is there, and package -> reason of what was left out; names as in PEP 503.
+
+    ``source`` is false when the marker beside it says that the runtime has none.
+    """
 
     versions: Mapping[str, str]
     omitted: Mapping[str, str]
+    source: bool = True
 
     def omission(self, module: str) -> str:
         """Why a module's package is not in this build; empty when it is, or when nobody said."""
         top = module.partition(".")[0]
         package = normal(PACKAGES.get(top, top))
         reason = self.omitted.get(package)
+        if reason is None and top == "nemo_rl" and not self.source:
+            return "no tier of this build names a project, so it brings no NeMo RL source"
         return "" if reason is None else f"{package} was left out of this build: {reason or 'no reason given'}"
 
 
@@ -49,7 +55,14 @@ def read(path: Path) -> Inventory:
         raise CheckFailed(f"no inventory at {path}: {type(error).__name__}: {error}") from None
     if not versions:
         raise CheckFailed(f"the inventory {path} names no package")
-    return Inventory(versions, omitted)
+    return Inventory(versions, omitted, _has_source(path.with_name("runtime.json")))
+
+
+def _has_source(marker: Path) -> bool:
+    try:
+        return bool(json.loads(marker.read_text()).get("source", True))
+    except (OSError, ValueError, AttributeError):
+        return True
 
 
 def compare(result: Result, inventory: Inventory) -> None:
