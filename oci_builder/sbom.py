@@ -9,7 +9,7 @@ from oci_builder.model.errors import SpecError
 from oci_builder.model.events import Emit, silent
 from oci_builder.model.limits import DEFAULT_LIMITS, Limits
 from oci_builder.release.bills import Naming, bills, file_name, naming
-from oci_builder.release.files import replace_file
+from oci_builder.release.files import io_error, replace_file
 from oci_builder.release.packages import read_packages
 from oci_builder.release.walk import Walk
 
@@ -73,6 +73,10 @@ def write_bills(made: dict[str, bytes], folder: Path) -> list[Path]:
     Raises:
         TransportError: ``io.*``.
     """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise io_error(error, folder) from None
     paths = [folder / file_name(name) for name in sorted(made)]
     for name, path in zip(sorted(made), paths, strict=True):
         replace_file(path, made[name])

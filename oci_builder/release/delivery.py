@@ -59,6 +59,15 @@ class Publication:
     allow: ScanOptions = field(default_factory=ScanOptions)
     judge: Judge | None = None
 
+    def __post_init__(self) -> None:
+        """Refuse what would only be missed after hours of work.
+
+        Raises:
+            SpecError: ``publish.helper``.
+        """
+        if not self.helper.is_file():
+            raise SpecError("publish.helper", f"{show(str(self.helper))} is no file", where=str(self.helper))
+
     def archive(self, name: str) -> Path:
         """An archive on disk.
 

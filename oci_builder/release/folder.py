@@ -38,9 +38,18 @@ class ReleaseFolder:
 
     @property
     def release(self) -> str:
-        """The release id: the folder's name; of a superseded candidate, that of the release it belongs to."""
+        """The release id: the folder's name; of a superseded candidate, that of the release it belongs to.
+
+        Raises:
+            SpecError: ``release.name``: the folder's name is none for a release.
+        """
         place = self.root.resolve()
-        return place.parent.parent.name if place.parent.name == "superseded" else place.name
+        name = place.parent.parent.name if place.parent.name == "superseded" else place.name
+        if not _NAME.match(name):
+            raise SpecError(
+                "release.name", f"{show(name)} is no name of a release: letters, digits and . _ - are", where=name
+            )
+        return name
 
     @property
     def receipts(self) -> Path:
@@ -100,11 +109,17 @@ class ReleaseFolder:
         """Archive name -> sha256 hex, from ``portable.json`` and ``container.json``.
 
         Raises:
-            FormatError: ``release.subject``: a digest is missing or malformed, or there is no portable.json.
+            SpecError: ``release.folder``: there is no portable.json.
+            FormatError: ``release.subject``, ``digest.*``: a digest is missing or malformed.
         """
         portable = self.document("portable.json")
+        if portable is None:
+            raise SpecError(
+                "release.folder", f"{show(str(self.root))} is no release folder: no portable.json", where=str(self.root)
+            )
         if not isinstance(portable, dict):
-            raise FormatError("release.subject", f"{show(str(self.root))}: no portable.json", where=str(self.root))
+            where = str(self.root / "portable.json")
+            raise FormatError("release.subject", f"{show(where)} is no object", where=where)
         found = {PORTABLE: portable.get("sha256")}
         container = self.document("container.json")
         archives = container.get("archives", {}) if isinstance(container, dict) else {}

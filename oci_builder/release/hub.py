@@ -276,7 +276,7 @@ def as_ours(error: BaseException) -> OciBuilderError:
     said = " ".join(dict.fromkeys((str(error), str(cause))))
     if status:
         return TransportError("http.status", f"the Hub answered {status}: {said}", actual=status)
-    return TransportError("http.connection", f"{type(cause).__name__}: {said}")
+    return TransportError("http.connect", f"{type(cause).__name__}: {said}")
 
 
 def report(value: dict[str, Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -13,13 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from oci_builder.model import errors
-from oci_builder.model.errors import OciBuilderError, TransportError
+from oci_builder.model.errors import OciBuilderError, SpecError, TransportError, show
 from oci_builder.model.events import Emit, Event, silent
 from oci_builder.model.receipts import DOCKER, OCI, PORTABLE
 from oci_builder.model.redact import redact
 from oci_builder.release.parts import Part
 
 _OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE")
+_REPO = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?")
 _ROOT = Path(__file__).resolve().parents[2]
 _CLASSES = {
     name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, OciBuilderError)
@@ -47,6 +49,15 @@ class HubTarget:
     endpoint: str = ""
     xet: bool = True
     env: Mapping[str, str] | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a name that the Hub would refuse, before any work.
+
+        Raises:
+            SpecError: ``spec.repo``.
+        """
+        if not _REPO.fullmatch(self.repo) or "--" in self.repo or ".." in self.repo:
+            raise SpecError("spec.repo", f"{show(self.repo)} is no dataset: OWNER/NAME is wanted", where=self.repo)
 
     def environment(self) -> dict[str, str]:
         """The subprocess's environment: this process's, online, with the settings above."""

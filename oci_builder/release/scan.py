@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from oci_builder.model.errors import PolicyError, SpecError, show
+from oci_builder.model.errors import OciBuilderError, PolicyError, SpecError, show
 from oci_builder.model.jsontext import load_json
 from oci_builder.model.limits import DEFAULT_LIMITS
 from oci_builder.model.redact import redact
@@ -134,11 +134,14 @@ def read_allowed(path: Path | None) -> ScanOptions:
     What is published with CPython's source is always allowed.
 
     Raises:
-        SpecError: ``spec.allow``. FormatError: ``json.*``. TransportError: ``io.*``.
+        SpecError: ``spec.allow``.
     """
     if path is None:
         return ScanOptions(allow_paths=PUBLISHED)
-    value = load_json(read_file(path, DEFAULT_LIMITS.document), str(path))
+    try:
+        value = load_json(read_file(path, DEFAULT_LIMITS.document), str(path))
+    except OciBuilderError as error:
+        raise _refused(path, error.message) from None
     if not isinstance(value, dict) or set(value) - {"secrets", "paths", "weights_size"}:
         raise _refused(path, "an object with the keys secrets, paths, weights_size is wanted")
     secrets, paths = (_reasons(path, value.get(key, {})) for key in ("secrets", "paths"))

@@ -420,4 +420,22 @@ def test_the_card_s_own_commands_join_the_parts(hub: FakeHub, release: Publicati
         (fetched / name).write_bytes(data)
     script = hub.files["README.md"].decode().split("```sh\n")[1].split("```")[0]
     done = subprocess.run(["sh", "-e", "-c", script], cwd=fetched / "v1-r1", capture_output=True, text=True)
-    assert (done.returncode, sorted(done.stdout.split())) == (0, sorted(["OK"] * 3 + [f"{n}:" for n in (PORTABLE, OCI, DOCKER)]))
+    assert (done.returncode, sorted(done.stdout.split())) == (
+        0,
+        sorted(["OK"] * 3 + [f"{n}:" for n in (PORTABLE, OCI, DOCKER)]),
+    )
+
+
+@pytest.mark.parametrize(
+    "repo", ["", "x", "a b/c", "a/b/c", "-a/b", "a/b.", "a/..", "a--b/c", "a/b?token=x", "https://h/a"]
+)
+def test_a_name_that_is_no_dataset_is_refused_before_any_work(repo: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        HubTarget(repo)
+    assert caught.value.code == "spec.repo"
+
+
+def test_a_helper_that_is_not_there_is_refused_before_any_work(release: Publication) -> None:
+    with pytest.raises(SpecError) as caught:
+        replace(release, helper=release.helper.with_name("none"))
+    assert caught.value.code == "publish.helper"

@@ -7,6 +7,7 @@ import hashlib
 import json
 import shutil
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from oci_builder.record import record
 from oci_builder.release.folder import ReleaseFolder
 from oci_builder.release.host import utc_now
 from oci_builder.release.receipts import Answer, judge
+from oci_builder.release.secrets import ScanOptions
 from oci_builder.release.signing import new_key
 from tests.release.built import KEY, make_build, request
 from tests.release.helpers import policy, trusted
@@ -183,6 +185,14 @@ def test_a_folder_that_is_no_finished_build_is_refused(place: Path, missing: str
     assert caught.value.exit_status == 2
 
 
+@pytest.mark.parametrize("name", ["bad name", "é", ".hidden", "a\nb"])
+def test_a_folder_whose_name_is_none_for_a_release_is_refused(place: Path, name: str) -> None:
+    wanted = request(place)
+    with pytest.raises(SpecError) as caught:
+        record(replace(wanted, folder=ReleaseFolder(place / "releases" / name)))
+    assert caught.value.code == "release.name"
+
+
 def test_a_secret_is_refused_before_anything_is_recorded(tmp_path: Path) -> None:
     make_build(tmp_path, env=["HF_TOKEN=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"])
     with pytest.raises(PolicyError) as caught:
@@ -248,8 +258,10 @@ def test_records_alone_are_completed(place: Path) -> None:
 
 
 def test_a_spec_with_a_credential_is_not_kept(tmp_path: Path) -> None:
-    """It is no known token, so the scan lets it pass; it still goes nowhere."""
-    make_build(tmp_path, labels={"source": "https://user:hunter2hunter2@example.org/x"})
-    done = record(request(tmp_path))
+    """Somebody let the image's label pass; the folder still does not repeat it."""
+    link = "https://user:hunter2hunter2@example.org/x"
+    make_build(tmp_path, labels={"source": link})
+    allowed = {hashlib.sha256(f"source={link}".encode()).hexdigest(): "an example"}
+    done = record(replace(request(tmp_path), allow=ScanOptions(allow=allowed)))
     assert "spec.json" not in done.files and "provenance.json" in done.files
     assert not [p for p in done.folder.rglob("*") if p.is_file() and b"hunter2" in p.read_bytes()]
