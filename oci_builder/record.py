@@ -159,15 +159,20 @@ def _provenance(
 ) -> bytes:
     made_of, unpinned = materials(spec, request.spec, container)
     tools = {**tool_versions(), **_libraries(container)}
-    manifest = str((container.get("manifest") or {}).get("digest") or "")
+    manifest = str(_object(container, "manifest").get("digest") or "")
     named = {**subjects, spec.full_reference: Digest.parse(manifest, "container.json: manifest").hex}
     run = BuildRun(new_attempt(), started, stamp(), tools)
     return request.key.sign(provenance(spec, named, made_of, run, unpinned))
 
 
 def _libraries(container: Mapping[str, Any]) -> dict[str, str]:
-    compression = (container.get("tools") or {}).get("compression") or {}
-    return {str(name): str(version) for name, version in (compression.get("libraries") or {}).items()}
+    libraries = _object(_object(_object(container, "tools"), "compression"), "libraries")
+    return {str(name): str(version) for name, version in libraries.items()}
+
+
+def _object(value: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    found = value.get(key)
+    return found if isinstance(found, dict) else {}
 
 
 def _receipt(

@@ -62,8 +62,13 @@ def _layer(value: Mapping[str, Any], tiers: Collection[str]) -> dict[str, Any]:
     name = str(value.get("name") or "")
     return {
         "name": name or "base image", "kind": _kind(value, tiers), "digest": str(value.get("digest") or ""),
-        "size": int(value.get("size") or 0), "tar_size": int(value.get("tar_size") or value.get("size") or 0),
+        "size": _bytes(value.get("size")), "tar_size": _bytes(value.get("tar_size")) or _bytes(value.get("size")),
     }  # fmt: skip
+
+
+def _bytes(value: object) -> int:
+    """A size as a record has it; whatever else stands there is none."""
+    return value if type(value) is int and value > 0 else 0
 
 
 def _kind(value: Mapping[str, Any], tiers: Collection[str]) -> str:

@@ -177,17 +177,23 @@ class ReleaseFolder:
         """``qualification.json``, or None.
 
         Raises:
-            FormatError: ``json.*``, ``release.qualification`` when it is no object or has no time.
+            FormatError: ``json.*``, ``release.qualification`` when it has no time, or gates that are none.
         """
         value = self.document(QUALIFICATION)
         if value is None:
             return None
         try:
             parse_time(value["evaluated_at"])
+            gates = [(gate["name"], gate["state"]) for gate in value["gates"]]
+            texts = [value["state"], *value["not_tested"], *(word for pair in gates for word in pair)]
+            if not all(isinstance(text, str) for text in texts):
+                raise TypeError("its words are no text")
             return dict(value)
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError) as error:
             where = str(self.root / QUALIFICATION)
-            raise FormatError("release.qualification", f"{show(where)}: no evaluated_at time", where=where) from None
+            raise FormatError(
+                "release.qualification", f"{show(where)} is no qualification: {error}", where=where
+            ) from None
 
     def compare(self, gates: tuple[Gate, ...], policy: TrustPolicy, spec: str | None) -> dict[str, Any]:
         """Recompute ``qualification.json`` at its own recorded time and compare.
