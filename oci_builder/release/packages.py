@@ -31,6 +31,8 @@ _INVENTORY = re.compile(rb"(?P<prefix>(?:.*/)?)inventory-(?P<tier>[a-z0-9][a-z0-
 _PYTHON = re.compile(rb"(?P<place>(?:.*/)?)(?:include|lib)/python(?P<minor>3\.\d+)[a-z]*/(?:patchlevel\.h|os\.py)")
 _TIER = re.compile(r"(?P<prefix>(?:.*/)?)envs/(?P<tier>[^/]+)/")
 _VERSION = re.compile(rb'#define\s+PY_VERSION\s+"([^"]{1,40})"')
+_SHA256 = re.compile("[0-9a-f]{64}")
+_TEXT = re.compile(r"[^\0-\x1f]{1,4096}")
 _MOST = 32 << 20
 _COUNT = 200_000
 
@@ -207,16 +209,28 @@ def _inventories(files: Mapping[bytes, bytes]) -> dict[str, dict[str, Any]]:
 
 def _with_record(found: dict[str, Any], recorded: Mapping[str, Any]) -> dict[str, Any]:
     """The tier's own packages with what its inventory adds; what that has too many, or lacks, is said."""
-    listed = {(p.get("name"), p.get("version")): p for p in recorded["packages"] if isinstance(p, dict)}
-    packages = [{**listed.get(_key(p), {}), **_firm(p)} for p in found["packages"]]
+    listed = {(str(p.get("name")), str(p.get("version"))): p for p in recorded["packages"] if isinstance(p, dict)}
+    packages = [{**_added(listed.get(_key(p), {})), **_firm(p)} for p in found["packages"]]
     have = {_key(p) for p in packages}
     omitted = recorded.get("omitted")
     return {
         "tier": found["tier"], "packages": packages,
-        "omitted": dict(sorted(omitted.items())) if isinstance(omitted, dict) else {},
+        "omitted": {str(n): str(r) for n, r in sorted(omitted.items())} if isinstance(omitted, dict) else {},
         "absent": sorted(f"{n} {v}" for n, v in listed if (n, v) not in have),
         "unlisted": sorted(f"{n} {v}" for n, v in have - listed.keys()),
     }  # fmt: skip
+
+
+def _added(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """What an inventory may add to a package, as far as it has the form that ours have."""
+    out: dict[str, Any] = {"source": "index"}
+    for key, form in (("hashes", _SHA256), ("licence_files", _TEXT)):
+        values = entry.get(key)
+        if isinstance(values, list) and all(isinstance(v, str) and form.fullmatch(v) for v in values):
+            out[key] = values
+    if isinstance(entry.get("source"), str):
+        out["source"] = redact_url(entry["source"])
+    return out
 
 
 def _key(package: Mapping[str, Any]) -> tuple[Any, Any]:

@@ -245,3 +245,15 @@ def test_without_the_library_it_says_what_to_install(tmp_path: Path) -> None:
         [sys.executable, "-c", program, "sbom", str(tmp_path / "i")], capture_output=True, text=True, check=False
     )
     assert (done.returncode, "oci-builder[payload]" in done.stderr, "Traceback" in done.stderr) == (2, True, False)
+
+
+@pytest.mark.parametrize("key", ["name", "version", "hashes", "source", "licence_files", "licence", "record"])
+@pytest.mark.parametrize("value", [None, 1, [], {}, [1], ["x"], "x y", True, "\ud800"])
+def test_an_inventory_s_odd_values_add_nothing_and_break_nothing(tmp_path: Path, key: str, value: object) -> None:
+    said = {"tier": "vllm", "omitted": {"a": 1}, "packages": [{"name": "x", "version": "1.0", key: value}, 5]}
+    inventory = entry("opt/rt/inventory-vllm.json", json.dumps(said).encode())
+    archive = write(tmp_path / "i", Lab([tar(dist("x"), inventory)]).oci())
+    try:
+        assert b"pkg:pypi/x@1.0" in make_bills(archive)["vllm"]
+    except FormatError as error:
+        assert value == "\ud800" and error.code.startswith("json.")
