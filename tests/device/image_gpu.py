@@ -151,17 +151,18 @@ def chain(steps: Steps, spec: dict[str, Any]) -> None:
     # Space is short on such machines: what is no longer needed goes.
     shutil.rmtree(cache / "store", ignore_errors=True)
     (out / "runtime.tar.gz").unlink()
-    report = str(session.out / "verify.json")
-    steps.cli("verify", 90, "verify", *archives, *jobs, "--json", report)
+    if not options.brief:
+        report = str(session.out / "verify.json")
+        steps.cli("verify", 90, "verify", *archives, *jobs, "--json", report)
     gates = ["--exec", "--cache", str(cache), "--receipt", str(session.out / "gates.json"), *jobs]
     gpu = [] if options.small else ["--gpu", "all"]
-    steps.cli("verify-exec", 400, "verify", *archives, *gates, *gpu, needed=60)
+    steps.cli("verify-exec", 500, "verify", *archives, *gates, *gpu, needed=60)
     sign(steps, archives, session.out / "gates.json")
     shutil.rmtree(cache / "staged", ignore_errors=True)
     if not options.root_only:
         rootless(steps, archives, [*jobs, *gpu])
     tree = session.work / "tree"
-    if not steps.cli("unpack", 90, "unpack", archives[0], str(tree), *jobs):
+    if not options.brief and not steps.cli("unpack", 90, "unpack", archives[0], str(tree), *jobs):
         moved_and_alone(steps, spec, tree)
 
 
@@ -282,6 +283,8 @@ def parser(parts: tuple[str, ...]) -> argparse.ArgumentParser:
     parser.add_argument("--exclude", action="append", default=[], help="more that the base leaves out")
     parser.add_argument("--budget", type=float, default=BUDGET)
     parser.add_argument("--root-only", action="store_true", help="leave out what an ordinary user does")
+    parser.add_argument("--brief", action="store_true", help="build and run the checks, leave out the rest")
+    parser.add_argument("--only", action="append", default=[], metavar="CHECK", help="the image lists only these")
     parser.add_argument("--small", action="store_true", help="no GPU: only what a CPU can show")
     return parser
 

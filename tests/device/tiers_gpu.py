@@ -170,7 +170,9 @@ def write_spec(session: Session, steps: Steps) -> dict[str, Any]:
     shutil.copy(REPOSITORY / "layers/checks.toml", layers)
     shutil.copytree(f"{PREFIX}/checks", layers / "files/checks")
     shutil.copytree(f"{PREFIX}/source", layers / "files/source")
-    (layers / "files/checks.json").write_text(json.dumps({"checks": checks()}, indent=1))
+    only = steps.options.only
+    listed = [check for check in checks() if not only or check["name"] in only]
+    (layers / "files/checks.json").write_text(json.dumps({"checks": listed}, indent=1))
     lines = ['name = "tiers"', '[[file]]\nfrom = "files/source"\nto = "source"']
     for tier in TIERS:
         shutil.copy(f"{PREFIX}/inventory-{tier}.json", layers / "files")

@@ -23,6 +23,8 @@ UNAVAILABLE = (
     "nemo_rl.models.generation.sglang.sglang_worker.SGLangGenerationWorker",
     "nemo_rl.environments.nemo_gym.NemoGym",
 )
+# Bytes. The answers are small; Ray's default is a share of all memory, which the rest of the machine may be using.
+STORE = 256 << 20
 TRIPWIRES = ("uv", "pip", "pip3", "git")
 
 
@@ -87,7 +89,8 @@ def dispatch(result: Result, mapping: dict[str, str]) -> None:
 
     # The workers' interpreters cannot import this package: what they run travels by value.
     cloudpickle.register_pickle_by_value(sys.modules[identity.__module__])
-    ray.init(num_cpus=4, include_dashboard=False, _temp_dir=tempfile.mkdtemp(prefix="r-", dir="/tmp"))
+    folder = tempfile.mkdtemp(prefix="r-", dir="/tmp")
+    ray.init(num_cpus=4, include_dashboard=False, object_store_memory=STORE, _temp_dir=folder)
     try:
         worker = ray.remote(identity)
         asked = {
