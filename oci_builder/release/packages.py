@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from email.parser import BytesHeaderParser
+from email.parser import HeaderParser
 from pathlib import Path
 from typing import Any
 
@@ -168,7 +168,8 @@ def _infos(files: Mapping[bytes, bytes]) -> dict[tuple[str, str], dict[str, byte
 
 def _package(info: Mapping[str, bytes]) -> dict[str, Any] | None:
     """One distribution as an inventory has it; None without a name or version."""
-    headers = BytesHeaderParser().parsebytes(info.get("METADATA") or info.get("PKG-INFO") or b"")
+    text = (info.get("METADATA") or info.get("PKG-INFO") or b"").decode("utf-8", "replace")
+    headers = HeaderParser().parsestr(text)
     if not headers["Name"] or not headers["Version"]:
         return None
     record = info.get("RECORD")

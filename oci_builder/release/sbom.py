@@ -114,21 +114,36 @@ def _document(
 
 def _identity(package: Mapping[str, Any]) -> str:
     """Equal name, version and files: the same package, wherever it stands."""
-    purl = PackageURL("pypi", None, str(package["name"]), str(package["version"])).to_string()
-    return f"{purl}#{str(package.get('record', ''))[:16]}" if package.get("record") else purl
+    ref = _ref("pypi", _purl("pypi", package), package)
+    return f"{ref}#{str(package['record'])[:16]}" if package.get("record") else ref
+
+
+def _purl(kind: str, package: Mapping[str, Any], **qualifiers: str) -> PackageURL | None:
+    """None for a name that no package URL can hold."""
+    try:
+        vendor = str(package.get("vendor") or "") or None
+        made = PackageURL(kind, vendor, str(package["name"]), str(package["version"]), qualifiers)
+        made.to_string()
+    except (ValueError, TypeError):
+        return None
+    return made
+
+
+def _ref(kind: str, purl: PackageURL | None, package: Mapping[str, Any]) -> str:
+    return purl.to_string() if purl else f"{kind}:{package['name']}@{package['version']}"
 
 
 def _system(package: Mapping[str, str]) -> Component:
-    kind, qualifiers = package["type"], {k: package[k] for k in ("arch", "distro") if package[k]}
-    purl = PackageURL(kind, package["vendor"] or None, package["name"], package["version"], qualifiers)
+    purl = _purl(package["type"], package, **{k: package[k] for k in ("arch", "distro") if package[k]})
+    ref = f"{_ref(package['type'], purl, package)}#{package['arch']}" if purl is None else purl.to_string()
     return Component(
-        type=ComponentType.LIBRARY, name=package["name"], version=package["version"], bom_ref=purl.to_string(),
-        purl=purl, licenses=list(_licences(package["licence"])),
+        type=ComponentType.LIBRARY, name=package["name"], version=package["version"], bom_ref=ref, purl=purl,
+        licenses=list(_licences(package["licence"])),
     )  # fmt: skip
 
 
 def _interpreter(place: str, version: str) -> Component:
-    purl = PackageURL("generic", None, "cpython", version)
+    purl = _purl("generic", {"name": "cpython", "version": version})
     return Component(
         type=ComponentType.PLATFORM, name="cpython", version=version, bom_ref=f"cpython-{place}", purl=purl,
         properties=[Property(name=f"{_PROPERTY}place", value=place)],
@@ -138,13 +153,13 @@ def _interpreter(place: str, version: str) -> Component:
 def _component(package: Mapping[str, Any], bom_ref: str = "") -> Component:
     name, version = str(package["name"]), str(package["version"])
     hashes = [str(value) for value in package.get("hashes", ())]
-    purl = PackageURL("pypi", None, name, version)
+    purl = _purl("pypi", package)
     source = str(package.get("source", "index"))
     return Component(
         type=ComponentType.LIBRARY,
         name=name,
         version=version,
-        bom_ref=bom_ref or purl.to_string(),
+        bom_ref=bom_ref or _ref("pypi", purl, package),
         purl=purl,
         licenses=list(_licences(str(package.get("licence", "")))),
         hashes=[HashType(alg=HashAlgorithm.SHA_256, content=hashes[0])] if len(hashes) == 1 else (),

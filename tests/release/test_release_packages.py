@@ -66,6 +66,20 @@ def test_packages_of_tiers_and_elsewhere(tmp_path: Path) -> None:
     assert [(p["name"], p["place"]) for p in found.elsewhere] == [("six", "usr/lib/python3/dist-packages")]
 
 
+def test_metadata_is_utf_8(tmp_path: Path) -> None:
+    """Core metadata is UTF-8, whatever e-mail is."""
+    odd = entry(f"{SITE}/x-1.0.dist-info/METADATA", metadata("x", more="License: Éclair – © 2024"))
+    assert read(tmp_path, tar(odd)).tiers["vllm"]["packages"][0]["licence"] == "Éclair – © 2024"
+
+
+@pytest.mark.parametrize("name", [" ", "/", "a/b", "%", "é", "a" * 3000])
+def test_a_name_that_no_package_url_holds_is_still_listed(tmp_path: Path, name: str) -> None:
+    status = f"Package: {name}\nVersion: 1\nArchitecture: amd64\n".encode()
+    read(tmp_path, tar(entry("var/lib/dpkg/status", status), dist("x")))
+    bill = json.loads(make_bills(tmp_path / "image.tar")["image"])
+    assert len(bill["components"]) == (1 if name == " " else 2)
+
+
 def test_egg_info_counts(tmp_path: Path) -> None:
     egg = entry("usr/lib/python3/dist-packages/old-2.egg-info/PKG-INFO", metadata("old", "2"))
     assert [p["name"] for p in read(tmp_path, tar(egg)).elsewhere] == ["old"]
