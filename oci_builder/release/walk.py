@@ -103,7 +103,7 @@ def _tar(subject: Path, visit: Visit, how: Walk) -> None:
 def _folder(subject: Path, visit: Visit, how: Walk) -> None:
     """Files and links below a folder, in order, on its own file system only; other things hold no content."""
     root = os.fsencode(subject)
-    device = os.stat(root).st_dev
+    device, start = os.stat(root).st_dev, len(os.path.join(root, b""))
     kinds = {stat.S_IFREG: Kind.FILE, stat.S_IFLNK: Kind.SYMLINK, stat.S_IFDIR: Kind.DIR}
     for parent, folders, files in os.walk(root, onerror=_raise):
         folders.sort()
@@ -116,7 +116,7 @@ def _folder(subject: Path, visit: Visit, how: Walk) -> None:
             if kind is None or info.st_dev != device:
                 continue
             size = info.st_size if kind is Kind.FILE else 0
-            visit(TarEntry(os.path.relpath(place, root), kind, size), partial(_content, place), subject.name)
+            visit(TarEntry(place[start:], kind, size), partial(_content, place), subject.name)
         folders[:] = [f for f in folders if (i := _status(os.path.join(parent, f))) and i.st_dev == device]
 
 
