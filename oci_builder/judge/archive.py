@@ -141,6 +141,10 @@ def _check_between_members(graph: Graph, judged: Judged) -> None:
         if contents.written_by_us and name not in layers:
             message = f"the gzip member at byte {at} is not as we write it, among others that are: changed"
             graph.findings.error("gzip.header", name, message)
+    for name, at in contents.pressed_members.items():
+        if name not in layers:
+            message = f"the gzip member at byte {at} is compressed, where we only store: changed"
+            graph.findings.error("gzip.data", name, message)
 
 
 def _check_extra(graph: Graph) -> None:

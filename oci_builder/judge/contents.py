@@ -60,6 +60,7 @@ class Contents:
         written_by_us: True when a gzip member of the archive file is one of ours.
         foreign_members: member name (``""`` for what lies between members) to the offset of the first gzip member in
             it whose header is not as we write it.
+        pressed_members: the same for gzip members of ours whose data is compressed: of ours, only layers' are.
     """
 
     path: Path
@@ -73,6 +74,7 @@ class Contents:
     complete: bool = True
     written_by_us: bool = False
     foreign_members: dict[str, int] = field(default_factory=dict)
+    pressed_members: dict[str, int] = field(default_factory=dict)
 
     def get(self, name: str) -> Member | None:
         """The member of that name; one link is followed."""

@@ -19,9 +19,11 @@ from oci_builder.model.errors import FormatError, OciBuilderError, PolicyError, 
 from oci_builder.model.events import Event
 from oci_builder.wire.compress import MemberSeen, Options, decode_chunks, sniff
 from oci_builder.wire.source import FileRange
-from oci_builder.wire.tar import Kind, TarEntry, TarReader
+from oci_builder.wire.tar import Kind, TarEntry, TarReader, encode_header
 
 _CHUNK = 1 << 20
+# Gzip members whose places are kept: more than the largest image has.
+_MOST_SEEN = 1 << 17
 
 
 def read_archive(
@@ -81,13 +83,25 @@ def _mark_shared(contents: Contents, cuts: list[Segment]) -> None:
 class _OuterTar:
     """Walks the tar of an archive file."""
 
-    __slots__ = ("_foreign", "_intake", "_places", "_prefixed", "_segments", "_source", "_task", "_unplaced", "_whole")
+    __slots__ = (
+        "_foreign",
+        "_intake",
+        "_places",
+        "_prefixed",
+        "_pressed",
+        "_segments",
+        "_source",
+        "_task",
+        "_unplaced",
+        "_whole",
+    )
 
     def __init__(self, intake: Intake, source: FileRange, segments: list[Segment], whole: SideHash) -> None:
         self._intake, self._source, self._segments, self._whole = intake, source, segments, whole
         self._unplaced: dict[int, Known] = {}
         self._places: list[tuple[int, int, str]] = []
         self._foreign: list[tuple[int, int]] = []
+        self._pressed: list[tuple[int, int]] = []
         self._prefixed = False
         self._task = f"{intake.options.task} {intake.contents.path.name}"
 
@@ -110,7 +124,7 @@ class _OuterTar:
             self._check_end(tar.tar_size)
         finally:
             stream.close()
-        self._place_foreign_members()
+        self._place_members()
         return not self._unplaced
 
     def _check_end(self, size: int) -> None:
@@ -162,8 +176,10 @@ class _OuterTar:
 
         def seen(member: MemberSeen) -> None:
             contents.written_by_us |= member.ours
-            if not member.ours and len(self._foreign) < options.limits.archive_members:
-                self._foreign.append((position + member.data_offset, segment.start + member.offset))
+            if not member.stored:
+                found = self._pressed if member.ours else self._foreign
+                if len(found) < _MOST_SEEN:
+                    found.append((position + member.data_offset, segment.start + member.offset))
 
         # Before a shared segment nothing may be left over: padding there would hide from the cut.
         strict = options.strict or segment.end < self._source.size
@@ -172,12 +188,13 @@ class _OuterTar:
         )
         return decode_chunks(raw, contents.outer, how)
 
-    def _place_foreign_members(self) -> None:
-        starts = [start for start, _, _ in self._places]
-        for data_at, at in self._foreign:
-            index = bisect_right(starts, data_at) - 1
-            inside = index >= 0 and data_at < self._places[index][1]
-            self._intake.contents.foreign_members.setdefault(self._places[index][2] if inside else "", at)
+    def _place_members(self) -> None:
+        starts, contents = [start for start, _, _ in self._places], self._intake.contents
+        for seen, placed in ((self._foreign, contents.foreign_members), (self._pressed, contents.pressed_members)):
+            for data_at, at in seen:
+                index = bisect_right(starts, data_at) - 1
+                inside = index >= 0 and data_at < self._places[index][1]
+                placed.setdefault(self._places[index][2] if inside else "", at)
 
     def _member(self, entry: TarEntry, tar: TarReader) -> None:
         contents, findings = self._intake.contents, self._intake.findings
@@ -216,6 +233,7 @@ class _OuterTar:
 
     def _check_header(self, entry: TarEntry, shown: str) -> None:
         findings, strict = self._intake.findings, self._intake.options.strict
+        self._check_checksum(entry, shown)
         if entry.raw_name.startswith((b"./", b"/")):
             message = "names in an archive have no ./ or / in front: some readers do not find them"
             if not self._prefixed:
@@ -224,6 +242,15 @@ class _OuterTar:
         odd = entry.mtime_ns or entry.uid or entry.gid or entry.uname or entry.gname or entry.xattrs
         if strict and odd:
             findings.error("archive.header", shown, "time 0 and owner 0:0 without names are what we write")
+
+    def _check_checksum(self, entry: TarEntry, shown: str) -> None:
+        """All of a header is summed but the sum's own end: where the rest is as ours, that must be too."""
+        if self._intake.contents.outer != "identity" or not entry.name:
+            return
+        block, ours = self._source.pread(512, entry.offset), encode_header(entry)
+        if block != ours and block[:154] + ours[154:156] + block[156:] == ours:
+            message = "the checksum does not end as it does in headers that are else like this: changed"
+            self._intake.findings.error("tar.checksum", shown, message, actual=repr(block[148:156]))
 
     def _unusual(self, code: str, message: str) -> None:
         if code == "tar.padding":

@@ -16,7 +16,7 @@ from oci_builder.store.blobs import DirStore
 from oci_builder.transports.filewriter import ArchiveRecord, FileWriter, folder_header, member_header, small_member
 from oci_builder.transports.naming import LAYOUT, Name, docker_manifest_bytes, index_bytes, unique
 from oci_builder.wire.compress import BLOCK as MEMBER
-from oci_builder.wire.compress import Codec, compress_bytes, decode
+from oci_builder.wire.compress import Codec, decode, store_bytes
 from oci_builder.wire.tar import BLOCK, END_OF_ARCHIVE
 
 
@@ -44,10 +44,10 @@ def write_docker_archive(
     )
     with FileWriter(path, emit) as out:
         for layer in {layer.diff_id: layer for layer in image.layers}.values():
-            out.write(compress_bytes(pending + member_header(layer.diff_id.blob_path, layer.tar_size)))
+            out.write(store_bytes(pending + member_header(layer.diff_id.blob_path, layer.tar_size)))
             _embed(layer, store, out, limits)
             pending = bytes(-layer.tar_size % BLOCK)
-        out.write(compress_bytes(pending + END_OF_ARCHIVE))
+        out.write(store_bytes(pending + END_OF_ARCHIVE))
         record = out.close()
     emit(Event("done", task))
     return record

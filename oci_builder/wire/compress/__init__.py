@@ -6,7 +6,7 @@ pipelines, ``members`` the walk over members of our own layers.
 
 from oci_builder.wire.compress.codecs import BLOCK, Codec, Compression
 from oci_builder.wire.compress.decode import Options, decode, decode_chunks, sniff
-from oci_builder.wire.compress.encode import EncodedLayer, Member, compress_bytes, encode_layer
+from oci_builder.wire.compress.encode import EncodedLayer, Member, compress_bytes, encode_layer, store_bytes
 from oci_builder.wire.compress.members import gzip_members
 from oci_builder.wire.compress.within import MemberSeen
 
@@ -24,4 +24,5 @@ __all__ = [
     "encode_layer",
     "gzip_members",
     "sniff",
+    "store_bytes",
 ]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from oci_builder.model.digest import Digest
 from oci_builder.wire.compress.codecs import BLOCK, Codec
+from oci_builder.wire.compress.gzipframe import encode_stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +104,11 @@ def _done(member: bytes) -> Future[bytes]:
     future: Future[bytes] = Future()
     future.set_result(member)
     return future
+
+
+def store_bytes(data: bytes) -> bytes:
+    """``data`` as stored members of at most ``BLOCK`` bytes each: every bit counts, though no digest covers it."""
+    return b"".join(encode_stored(data[at : at + BLOCK]) for at in range(0, len(data), BLOCK))
 
 
 def compress_bytes(data: bytes, codec: Codec | None = None) -> bytes:

@@ -6,7 +6,7 @@ from collections.abc import Generator, Iterator
 
 from oci_builder.model.errors import FormatError, show
 from oci_builder.wire.compress.codecs import DeflateError, Inflater, crc32, inflate_member
-from oci_builder.wire.compress.gzipframe import MAX_HEADER, MEMBER_OVERHEAD, GzipHeader, parse_header
+from oci_builder.wire.compress.gzipframe import MAX_HEADER, MEMBER_OVERHEAD, GzipHeader, is_stored, parse_header
 from oci_builder.wire.compress.pull import Pull
 from oci_builder.wire.compress.within import PACKED_UNIT, UNIT, Budget, Warn, decode_units
 
@@ -23,7 +23,7 @@ def gunzip(
     if not pull.peek(1):
         raise _fault("truncated", "an empty stream", pull.offset, budget.where)
     if threads > 1:
-        yield from decode_units(pull, budget, threads, _next_unit, _decode_unit, _is_ours)
+        yield from decode_units(pull, budget, threads, _next_unit, _decode_unit, _form)
     while _another(pull, budget.where, strict, warn):
         yield from _member(pull, budget)
 
@@ -50,6 +50,7 @@ def _member(pull: Pull, budget: Budget) -> Iterator[bytes]:
     """The data of the member that starts here; afterwards the stream stands behind its trailer."""
     start, data_start = pull.offset, budget.spent
     header = _header(pull, budget.where)
+    stored = _will_be_stored(pull, header)
     pull.take(header.size)
     inflater, crc, size = Inflater(), 0, 0
     for data in _inflate(inflater, pull, start, budget.where):
@@ -65,7 +66,8 @@ def _member(pull: Pull, budget: Budget) -> Iterator[bytes]:
     _compare("crc", "CRC-32", trailer[:4], crc, start, budget.where)
     _compare("size", "length modulo 2**32", trailer[4:], size & 0xFFFFFFFF, start, budget.where)
     budget.check_ratio(pull.offset)
-    budget.seen(start, data_start, header.canonical and header.member_size == pull.offset - start)
+    ours = header.canonical and header.member_size == pull.offset - start
+    budget.seen(start, data_start, ours, ours and stored)
 
 
 def _header(pull: Pull, where: str) -> GzipHeader:
@@ -108,9 +110,19 @@ def _decode_unit(packed: memoryview) -> bytes | None:
     return inflate_member(packed, header.size, UNIT) if header else None
 
 
-def _is_ours(packed: memoryview) -> bool:
+def _form(packed: memoryview) -> tuple[bool, bool]:
     header = parse_header(packed[:_HEAD], 0, "")
-    return header is not None and header.canonical
+    ours = header is not None and header.canonical
+    return ours, ours and is_stored(packed)
+
+
+def _will_be_stored(pull: Pull, header: GzipHeader) -> bool:
+    """Of the member that starts here, should it be good; only one that begins so is looked at whole."""
+    size = header.member_size or 0
+    if not header.canonical or not MEMBER_OVERHEAD < size <= PACKED_UNIT:
+        return False
+    head = pull.peek(header.size + 1)
+    return len(head) > header.size and head[-1] in (0, 1) and is_stored(pull.peek(size))
 
 
 def _compare(code: str, what: str, stored: bytes, computed: int, start: int, where: str) -> None:

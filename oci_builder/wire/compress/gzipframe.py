@@ -18,6 +18,8 @@ _FIXED = MAGIC + b"\x08\x04" + bytes(4) + b"\x00\xff" + b"\x08\x00" + b"OB\x04\x
 HEADER_SIZE = len(_FIXED) + 4
 MEMBER_OVERHEAD = HEADER_SIZE + TRAILER_SIZE
 
+# The most bytes of one stored block.
+_STORED = 0xFFFF
 _FHCRC, _FEXTRA, _FNAME, _FCOMMENT, _RESERVED = 2, 4, 8, 16, 0xE0
 # The longest header accepted: FEXTRA's own bound plus room for a name and a comment.
 MAX_HEADER = 128 << 10
@@ -43,6 +45,32 @@ def encode_member(deflated: bytes | bytearray, crc: int, size: int) -> bytes:
     length = len(deflated) + MEMBER_OVERHEAD
     trailer = crc.to_bytes(4, "little") + size.to_bytes(4, "little")
     return b"".join((_FIXED, length.to_bytes(4, "little"), deflated, trailer))
+
+
+def encode_stored(data: bytes) -> bytes:
+    """A member of ours whose ``data`` is stored and not compressed: each of its bits follows from the data alone.
+
+    Deflate leaves bits to chance (the padding of the last byte, codes that nothing uses); stored blocks do not, and no
+    library's version shows in them (RFC 1951, 3.2.4).
+    """
+    blocks = bytearray()
+    for at in range(0, max(1, len(data)), _STORED):
+        piece = data[at : at + _STORED]
+        size = len(piece).to_bytes(2, "little")
+        blocks += bytes([at + _STORED >= len(data)]) + size + bytes(byte ^ 0xFF for byte in size) + piece
+    return encode_member(blocks, binascii.crc32(data), len(data))
+
+
+def is_stored(member: bytes | memoryview) -> bool:
+    """Whether a good member of ours is of the form that ``encode_stored`` gives."""
+    at, last = HEADER_SIZE, len(member) - TRAILER_SIZE
+    while at + 5 <= last:
+        size = int.from_bytes(member[at + 1 : at + 3], "little")
+        final, end = member[at], at + 5 + size
+        if final not in (0, 1) or bool(final) != (end == last) or (not final and size != _STORED):
+            return False
+        at = end
+    return at == last
 
 
 def parse_header(head: bytes | memoryview, at: int, where: str) -> GzipHeader | None:

@@ -33,7 +33,7 @@ def unzstd(pull: Pull, budget: Budget, threads: int) -> Generator[bytes | memory
         raise _fault("truncated", "an empty stream", pull.offset, budget.where)
     if threads > 1:
         decode = partial(_decode_unit, limits=budget.limits)
-        yield from decode_units(pull, budget, threads, _next_unit, decode, lambda _packed: False)
+        yield from decode_units(pull, budget, threads, _next_unit, decode, lambda _packed: (False, False))
     while pull.peek(1):
         if is_skippable(pull.peek(4)):
             _skip(pull, budget.where)
@@ -98,7 +98,7 @@ def _frame(pull: Pull, budget: Budget) -> Iterator[bytes]:
     if not inflater.eof:
         raise _fault("data", "corrupt: the last block does not end the frame", start, budget.where)
     budget.check_ratio(pull.offset)
-    budget.seen(start, data_start, False)
+    budget.seen(start, data_start, False, False)
 
 
 def _pieces(pull: Pull, frame: ZstdFrame, start: int, where: str) -> Iterator[bytes]:

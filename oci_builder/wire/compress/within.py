@@ -27,11 +27,13 @@ class MemberSeen:
         offset: where it starts in the compressed stream.
         data_offset: where its data starts in the uncompressed stream.
         ours: a gzip member whose header is, length field included, just as we write it.
+        stored: and its data is stored, so that it has no bit that could be otherwise.
     """
 
     offset: int
     data_offset: int
     ours: bool
+    stored: bool = False
 
 
 class Budget:
@@ -52,10 +54,10 @@ class Budget:
         self.spent = 0
         self.on_member = on_member
 
-    def seen(self, offset: int, data_offset: int, ours: bool) -> None:
+    def seen(self, offset: int, data_offset: int, ours: bool, stored: bool) -> None:
         """Report a member."""
         if self.on_member:
-            self.on_member(MemberSeen(offset, data_offset, ours))
+            self.on_member(MemberSeen(offset, data_offset, ours, stored))
 
     def spend(self, size: int) -> None:
         """Count ``size`` bytes of output.
@@ -98,14 +100,14 @@ def decode_units(
     threads: int,
     next_unit: Callable[[Pull, Budget], int],
     decode: Callable[[memoryview], bytes | None],
-    ours: Callable[[memoryview], bool],
+    form: Callable[[memoryview], tuple[bool, bool]],
 ) -> Generator[bytes, None, None]:
     """Decode members or frames in a pool, in order, until the first that is not exactly as it says.
 
     Args:
         next_unit: bytes of the unit that starts here, 0 when there is none that the pool can take.
         decode: the unit's data, at most ``UNIT`` bytes; None when anything at all is wrong with it.
-        ours: whether a good unit's header is exactly as we write it.
+        form: whether a good unit's header is exactly as we write it, and whether its data is stored.
 
     The stream then stands at the first unit that was not delivered; the careful way goes on from there, so what comes
     out is what the careful way alone would give. Memory: at most ``threads + 2`` units.
@@ -128,7 +130,7 @@ def decode_units(
             if data:
                 yield data
             budget.check_ratio(start + len(packed))
-            budget.seen(start, data_start, ours(packed))
+            budget.seen(start, data_start, *form(packed))
     finally:
         # No waiting: a generator that was left behind is finished by the garbage collector, which may run in any
         # thread at any point, even inside a thread that is just starting; to join there is to wait for ever.
