@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from oci_builder.verify import VerifyOptions, verify_archives
+from oci_builder.wire.compress import Codec
+from oci_builder.wire.compress.gzipframe import encode_stored, is_our_member, is_stored
 from tests.conftest import Built, build_small
 from tests.lab.archives import Lab, files, write
 
@@ -67,3 +69,32 @@ def test_every_byte_is_covered(built: Built, which: str, tmp_path: Path) -> None
     rnd, size = random.Random(which), (built.oci if which == "oci" else built.docker).stat().st_size
     spots = [(at, rnd.randrange(8)) for at in range(size)]
     assert [spot for spot in spots if not flipped(built, which, *spot, tmp_path)] == []
+
+
+def test_what_no_digest_covers_is_stored(built: Built) -> None:
+    """Deflate leaves bits to chance, stored blocks none: between the layers of a Docker archive all is stored."""
+    outside = []
+    data, at = built.docker.read_bytes(), 0
+    while at < len(data):
+        size = int.from_bytes(data[at + 16 : at + 20], "little")
+        if data[at + 12 : at + 16] != b"OB\x04\x00":  # the base's layer, of another gzip, has no length
+            size = data.index(b"\x1f\x8b\x08\x04", at + 1) - at
+        elif is_stored(data[at : at + size]):
+            outside.append(gzip.decompress(data[at : at + size]))
+        at += size
+    headers = b"".join(outside)
+    assert all(name in headers for name in (b"index.json", b"manifest.json", b"oci-layout", b"diff_ids"))
+    assert headers.endswith(bytes(1024))
+
+
+@pytest.mark.parametrize("size", [0, 1, 65535, 65536, 65537, 200_000])
+def test_the_stored_form(size: int) -> None:
+    member = encode_stored(bytes(size))
+    assert gzip.decompress(member) == bytes(size)
+    assert is_stored(member) and is_our_member(member)
+    assert not is_stored(Codec().compress(bytes(size + 5000)))
+    for at in range(20, len(member) - 8, 65540):
+        for bit in range(8):
+            bad = bytearray(member)
+            bad[at] ^= 1 << bit
+            assert not is_stored(bytes(bad)), (at, bit)
