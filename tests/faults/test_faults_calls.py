@@ -15,6 +15,8 @@ import pytest
 from tests.faults.lab import Ran, Zygote
 from tests.faults.work import VERBS, Bench, Work
 
+pytestmark = pytest.mark.slow
+
 CODES = {errno.EIO: "io.error", errno.ENOSPC: "io.space", errno.EROFS: "io.readonly"}
 # Kind of call and error; what is read lies elsewhere than what is written.
 FAULTS = [

@@ -14,6 +14,8 @@ import pytest
 from tests.faults.lab import Zygote
 from tests.faults.work import VERBS, Bench
 
+pytestmark = pytest.mark.slow
+
 KILLS = int(os.environ.get("OCI_BUILDER_KILLS", "50"))
 # Kills in a row on the same folders, before a run is left alone: what one left, the next may stumble over.
 IN_A_ROW = 4

@@ -16,6 +16,8 @@ import pytest
 
 from tests.fuzz.targets import TARGETS
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 needs_atheris = pytest.mark.skipif(
     importlib.util.find_spec("atheris") is None, reason="atheris is not installed (no wheel for this Python?)"
