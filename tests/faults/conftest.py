@@ -29,7 +29,9 @@ def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
 @pytest.fixture(scope="module")
 def faulty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
     """As ``zygote``, with the library that makes calls fail."""
-    if shim() is None:
+    folder = tmp_path_factory.mktemp("faulty")
+    library = shim(folder)
+    if library is None:
         pytest.skip("no C compiler for the library that makes calls fail")
-    with Zygote(tmp_path_factory.mktemp("faulty"), preload=True) as one:
+    with Zygote(folder, library) as one:
         yield one

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,13 +26,12 @@ class Ran:
     seconds: float
 
 
-@functools.cache
-def shim() -> Path | None:
-    """The preloaded library of ``shim.c``; None where there is no C compiler."""
+def shim(folder: Path) -> Path | None:
+    """The library of ``shim.c``, to be preloaded, made in ``folder``; None where there is no C compiler."""
     compiler = shutil.which("gcc") or shutil.which("cc")
     if compiler is None:
         return None
-    made = Path(tempfile.mkdtemp(prefix="oci-builder-shim-")) / "shim.so"
+    made = folder / "shim.so"
     source = Path(__file__).with_name("shim.c")
     subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", made, source, "-ldl"], check=True)
     return made
@@ -43,12 +40,11 @@ def shim() -> Path | None:
 class Zygote:
     """Starts runs. Use it as a context manager."""
 
-    def __init__(self, folder: Path, *, preload: bool = False) -> None:
+    def __init__(self, folder: Path, preload: Path | None = None) -> None:
         self.log = folder / "run.log"
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "DOCKER_CONFIG": str(folder / "docker")}
-        self._library = shim() if preload else None
-        if self._library is not None:
-            environment["LD_PRELOAD"] = str(self._library)
+        if preload is not None:
+            environment["LD_PRELOAD"] = str(preload)
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.faults.zygote"], cwd=ROOT, env=environment, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE,
