@@ -38,11 +38,12 @@ def publish(what: Publication, target: HubTarget, emit: Emit = silent) -> Delive
     Raises:
         SpecError: ``publish.parts``, ``publish.archive`` (an archive that a record names is not there).
         IntegrityError: ``blob.digest``: an archive is not the one of its record, or other bytes came back.
-        PolicyError: ``policy.secret``, ``policy.weights``: nothing was sent.
+        PolicyError: ``policy.secret``, ``policy.weights``, ``release.link``: nothing was sent.
         ConflictError: ``release.exists``, ``hub.conflict``.
         TransportError: ``auth``, ``http.*``, ``hub.*``, ``io.*``.
     """
     started = stamp()
+    what.folder.require_own_files()
     wholes, parts = _archive_parts(what)
     records = _records(what)
     checks = [refuse_secrets(what, sorted(wholes), [p.source for p in records], emit)]

@@ -54,11 +54,12 @@ def publish_registry(
         SpecError: ``spec.reference``, ``publish.archive``; ``spec.digest``: the reference names another image.
         IntegrityError: ``blob.*``: an archive is not the recorded one, or other bytes came back;
             ``registry.referrer``: an artifact is not listed.
-        PolicyError: ``policy.secret``, ``policy.weights``: nothing was sent.
+        PolicyError: ``policy.secret``, ``policy.weights``, ``release.link``: nothing was sent.
         TransportError: ``http.*``, ``auth``, ``io.*``. ConflictError: ``release.exists``.
     """
     started = stamp()
     target = parse_reference(reference)
+    what.folder.require_own_files()
     subjects, manifest = _recorded(what)
     if target.digest not in (None, manifest):
         raise SpecError("spec.digest", f"the release's image is {manifest}, not {target.digest}", where=reference)

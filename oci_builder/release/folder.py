@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from oci_builder.model.digest import Digest
-from oci_builder.model.errors import CheckFailed, ConflictError, FormatError, SpecError, show
+from oci_builder.model.errors import CheckFailed, ConflictError, FormatError, PolicyError, SpecError, show
 from oci_builder.model.gates import Gate, TrustPolicy, parse_trust
 from oci_builder.model.jsontext import load_json
 from oci_builder.model.limits import DEFAULT_LIMITS
@@ -89,7 +89,7 @@ class ReleaseFolder:
             TransportError: ``io.*``.
         """
         path = self.root / name
-        if not path.exists():
+        if not path.is_file():
             return None
         return load_json(read_file(path, DEFAULT_LIMITS.document), str(path))
 
@@ -104,6 +104,22 @@ class ReleaseFolder:
         except OSError as error:
             raise io_error(error, self.receipts) from None
         return {name: read_file(self.receipts / name, DEFAULT_LIMITS.document) for name in names}
+
+    def require_own_files(self) -> None:
+        """A release's files are files: what is sent from it must not be something elsewhere.
+
+        Raises:
+            PolicyError: ``release.link``. TransportError: ``io.*``.
+        """
+        try:
+            places = [*self.root.iterdir(), *(self.receipts.iterdir() if self.receipts.is_dir() else ())]
+        except OSError as error:
+            raise io_error(error, self.root) from None
+        for path in places:
+            if path.is_symlink() or not (path.is_file() or path.is_dir()):
+                raise PolicyError(
+                    "release.link", f"{show(str(path))} is a link or no file; a release holds files", where=str(path)
+                )  # fmt: skip
 
     def subjects(self) -> dict[str, str]:
         """Archive name -> sha256 hex, from ``portable.json`` and ``container.json``.

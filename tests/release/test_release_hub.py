@@ -439,3 +439,18 @@ def test_a_helper_that_is_not_there_is_refused_before_any_work(release: Publicat
     with pytest.raises(SpecError) as caught:
         replace(release, helper=release.helper.with_name("none"))
     assert caught.value.code == "publish.helper"
+
+
+@pytest.mark.parametrize("name", ["receipts/x.json", "inventory-x.json", "z.cdx.json", "readiness.json"])
+@pytest.mark.parametrize("kind", ["link", "fifo"])
+def test_nothing_from_elsewhere_is_published_through_a_release(
+    hub: FakeHub, release: Publication, tmp_path: Path, name: str, kind: str
+) -> None:
+    (tmp_path / "private.json").write_text('{"mine": true}')
+    if kind == "link":
+        (release.folder.root / name).symlink_to(tmp_path / "private.json")
+    else:
+        os.mkfifo(release.folder.root / name)
+    with pytest.raises(PolicyError) as caught:
+        publish(release, target(hub))
+    assert (caught.value.code, hub.log) == ("release.link", [])
