@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import stat
 from bisect import bisect_right
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
@@ -13,7 +12,7 @@ from pathlib import Path
 from oci_builder.judge.contents import Contents, Intake, link_target
 from oci_builder.judge.hashing import Hashers, SideHash
 from oci_builder.judge.options import Findings, JudgeOptions
-from oci_builder.judge.path import is_folder
+from oci_builder.judge.path import is_folder, layout_members, open_member
 from oci_builder.judge.sameness import Known, Segment, Shared
 from oci_builder.model.errors import FormatError, OciBuilderError, PolicyError, disk_error, show
 from oci_builder.model.events import Event
@@ -216,6 +215,9 @@ class _OuterTar:
         if entry.kind is not Kind.FILE:
             findings.error("archive.member", shown, f"a {entry.kind} in an image archive", actual=entry.kind)
             return
+        if tar.sparse:
+            findings.error("archive.member", shown, "a sparse file in an image archive", actual="sparse")
+            return
         at = tar.tar_size
         self._places.append((at, at + entry.size, name))
         data = iter(tar.data())
@@ -227,8 +229,7 @@ class _OuterTar:
             return
         chunks = chain([first], data) if first is not None else data
         member = self._intake.member(name, entry.size, chunks)
-        # The content of a sparse entry does not lie in the file as it is.
-        if contents.outer == "identity" and tar.tar_size == at + entry.size:
+        if contents.outer == "identity":
             member.range = (at, entry.size)
 
     def _check_header(self, entry: TarEntry, shown: str) -> None:
@@ -268,29 +269,19 @@ def _not_an_archive(error: OciBuilderError, contents: Contents) -> OciBuilderErr
 
 def _folder(intake: Intake, root: Path) -> None:
     """An OCI layout on disk: only what lies in it counts, links out of it are refused."""
-    for folder, names, files in os.walk(root):
-        names.sort()
-        relative = os.path.relpath(folder, root)
-        intake.contents.folders.add("" if relative == "." else relative)
-        for name in sorted([*files, *(n for n in names if os.path.islink(os.path.join(folder, n)))]):
-            _folder_member(intake, Path(folder, name), name if relative == "." else f"{relative}/{name}")
-
-
-def _folder_member(intake: Intake, path: Path, name: str) -> None:
-    shown = show(os.fsencode(name))
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError as error:
-        if path.is_symlink():
-            intake.findings.error("archive.member", shown, "a symbolic link in an OCI layout", actual="symlink")
-            return
-        raise disk_error(error, f"reading {path.name}") from None
-    try:
-        info = os.fstat(fd)
-        if not stat.S_ISREG(info.st_mode):
-            intake.findings.error("archive.member", shown, "not a regular file", actual=stat.filemode(info.st_mode))
-            return
-        intake.contents.size += info.st_size
-        intake.member(name, info.st_size, FileRange(fd, 0, info.st_size).chunks())
-    finally:
-        os.close(fd)
+        files, folders = layout_members(root, intake.options.limits)
+    except PolicyError as error:
+        intake.findings.take(error)
+        intake.contents.complete = False
+        return
+    intake.contents.folders.update(folders)
+    for name in files:
+        with intake.findings.collecting():
+            fd = open_member(root / name, name)
+            try:
+                size = os.fstat(fd).st_size
+                intake.contents.size += size
+                intake.member(name, size, FileRange(fd, 0, size).chunks())
+            finally:
+                os.close(fd)

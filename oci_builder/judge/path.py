@@ -7,10 +7,11 @@ import os
 import stat
 from pathlib import Path
 
-from oci_builder.model.errors import SpecError, TransportError, disk_error, show
+from oci_builder.model.errors import FormatError, PolicyError, SpecError, TransportError, disk_error, show
+from oci_builder.model.limits import Limits
 
 # The files of a layout folder, apart from its blobs.
-LAYOUT_FILES = ("oci-layout", "index.json", "manifest.json")
+_LAYOUT = ("oci-layout", "index.json", "manifest.json")
 
 
 def is_folder(path: Path) -> bool:
@@ -31,9 +32,57 @@ def is_folder(path: Path) -> bool:
         return False
     if not stat.S_ISDIR(mode):
         raise SpecError("spec.path", f"{shown} is neither a file nor a folder", where=str(path))
-    if not any(os.path.lexists(path / name) for name in (*LAYOUT_FILES, "blobs")):
+    if not any(os.path.lexists(path / name) for name in (*_LAYOUT, "blobs")):
         raise SpecError("spec.path", f"{shown} is a folder, but no OCI layout", where=str(path))
     return True
+
+
+def layout_members(root: Path, limits: Limits) -> tuple[list[str], list[str]]:
+    """Names of all files below a layout folder, and of its folders. A link to a folder counts as a file.
+
+    Raises:
+        PolicyError: ``limit.members``.
+        OSError: from the disk.
+    """
+    files: list[str] = []
+    folders: list[str] = []
+    for folder, names, found in os.walk(root, onerror=_raise):
+        names.sort()
+        above = os.path.relpath(folder, root)
+        folders.append("" if above == "." else above)
+        found += [name for name in names if os.path.islink(os.path.join(folder, name))]
+        files += sorted(name if above == "." else f"{above}/{name}" for name in found)
+        if len(files) > limits.archive_members:
+            most = f"{root.name}: over {limits.archive_members} files in a layout"
+            raise PolicyError("limit.members", most, where=str(root))
+    return files, folders
+
+
+def open_member(path: Path, name: str) -> int:
+    """Open a file of a layout folder: a descriptor that is the caller's to close.
+
+    Raises:
+        FormatError: ``archive.member``: a symbolic link, or no file.
+        OSError: from the disk.
+    """
+    shown = show(os.fsencode(name))
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENXIO):
+            raise
+        what = "a symbolic link; a layout's files are files" if error.errno == errno.ELOOP else "a socket"
+        raise FormatError("archive.member", f"{shown} is {what}", where=shown, actual=what) from None
+    mode = os.fstat(fd).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(fd)
+        what = stat.filemode(mode)
+        raise FormatError("archive.member", f"{shown} is not a regular file ({what})", where=shown, actual=what)
+    return fd
+
+
+def _raise(error: OSError) -> None:
+    raise error
 
 
 def _unreadable(error: OSError | ValueError, path: Path) -> SpecError | TransportError:

@@ -8,7 +8,6 @@ Either way the judge of archives says what the image is; nothing here believes a
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from pathlib import Path
 
 from oci_builder.judge.contents import Member, link_target
 from oci_builder.judge.options import JudgeOptions
-from oci_builder.judge.path import LAYOUT_FILES, is_folder
+from oci_builder.judge.path import is_folder, layout_members, open_member
 from oci_builder.judge.survey import sight, survey
 from oci_builder.model.errors import FormatError, PolicyError, show
 from oci_builder.model.limits import DEFAULT_LIMITS, Limits
@@ -97,7 +96,7 @@ class ImageFile:
         if is_folder(self.path):
             self._read_folder()
             return None
-        source = self._open(self.path, 0)
+        source = self._keep(os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
         self.size = source.size
         if sniff(source.pread(8, 0)) != "identity":
             return source
@@ -156,24 +155,13 @@ class ImageFile:
             self.options.read(len(chunk))
             yield chunk
 
-    def _open(self, path: Path, flags: int) -> FileRange:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | flags)
+    def _keep(self, fd: int) -> FileRange:
         self.files.callback(os.close, fd)
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
-            raise FormatError("archive.member", f"{show(str(path))} is not a regular file", where=str(path))
-        return FileRange(fd, 0, status.st_size)
+        return FileRange(fd, 0, os.fstat(fd).st_size)
 
     def _read_folder(self) -> None:
-        blobs = self.path / "blobs" / "sha256"
-        names = [blobs / name for name in sorted(os.listdir(blobs))] if blobs.is_dir() else []
-        for file in [self.path / name for name in LAYOUT_FILES if os.path.lexists(self.path / name)] + names:
-            if file.is_symlink():
-                raise FormatError(
-                    "archive.member", f"{show(str(file))} is a symbolic link; a layout's files are files",
-                    where=str(file),
-                )  # fmt: skip
-            self.note(file.relative_to(self.path).as_posix(), self._open(file, os.O_NOFOLLOW))
+        for name in layout_members(self.path, self.options.limits)[0]:
+            self.note(name, self._keep(open_member(self.path / name, name)))
 
     def _read_tar(self, source: FileRange) -> None:
         reader = TarReader(source, limits=self.options.limits, where=self.path.name, warn=self.unusual)
