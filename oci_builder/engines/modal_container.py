@@ -30,6 +30,8 @@ from oci_builder.release.host import engine_name, this_host, tool_versions
 # Where the sender's inputs and the runtime are in every container.
 ARCHIVE = "/oci-builder/inputs.tar"
 RUNTIME = "/opt/oci-builder/runtime"
+# The image that repack starts from: set by the user there, and passed on to the container.
+REPACK_VARIABLE = "NRL_REPACK_IMAGE_ID"
 # Variable of the secret ``oci-builder-key``: the text of the private key's file.
 KEY_VARIABLE = "OCI_BUILDER_KEY"
 # A kept file is for diagnosis; archives are on the volume already.
@@ -52,6 +54,8 @@ def answer(name: str, sent: Mapping[str, Any]) -> dict[str, Any]:
         "tools": tool_versions("modal"), "machine": host.machine, "os": host.os, "kernel": host.kernel,
         "sandbox": host.sandbox, "driver": host.driver, "fresh": not local.exists(),
     }  # fmt: skip
+    if name == "repack":
+        facts["frozen"] = os.environ.get(REPACK_VARIABLE, "")
     emit = log_lines()
     try:
         needs = find_stage(name).needs

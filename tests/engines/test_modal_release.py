@@ -141,7 +141,7 @@ def test_10_repack_without_an_image_is_refused_before_anything_starts(release: R
 
 
 def repack(release: Release) -> Ran:
-    return release.stage("modal_repack.py", "repack", NRL_REPACK_IMAGE_ID=release.image)
+    return release.stage("modal_repack.py", "repack", "--json", NRL_REPACK_IMAGE_ID=release.image)
 
 
 def test_11_repack_starts_from_the_frozen_image_and_begins_anew(release: Release) -> None:
@@ -152,6 +152,7 @@ def test_11_repack_starts_from_the_frozen_image_and_begins_anew(release: Release
     assert ran.status == 0, ran.text
     assert [e["id"] for e in release.plane.events("image_from_id", before)] == [release.image]
     assert release.plane.events("image", before) == [], "nothing is built on top of it"
+    assert json.loads(ran.out)["facts"]["modal"]["frozen"] == release.image, "the container knows it, too"
     assert release.recorded() != old
     assert (release.project.release / "superseded" / old[:12] / "portable.json").is_file()
     assert (release.dist.with_name(f"{release.dist.name}.{old[:12]}") / PORTABLE).is_file()
