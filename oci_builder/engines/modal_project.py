@@ -17,6 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from oci_builder.engines.stages import Request
+from oci_builder.engines.stages_options import FILES
 from oci_builder.model.errors import SpecError, TransportError, disk_error, show
 from oci_builder.model.spec import (
     DockerBase,
@@ -31,8 +32,8 @@ from oci_builder.model.spec import (
 
 # A checkout with its history fits; a tier of a real runtime belongs on the volume.
 LARGEST = 2 << 30
-# Options that name a file of the sender.
-FILE_OPTIONS = ("trust", "checks", "helper")
+# Options that name a file of the sender; those that name a whole root are of this machine only.
+FILE_OPTIONS = tuple(option for option in FILES if not option.startswith("root"))
 _SKIPPED = frozenset({".venv", "__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache"})
 
 

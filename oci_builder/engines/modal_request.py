@@ -33,7 +33,7 @@ def prepare(stage: Stage, request: Request, spec: Spec, portable: str, inputs: P
     options = dict(request.options)
     if portable:
         if options.get("where", "host") != "host":
-            raise SpecError("stage.option", "on Modal the checks run on the host, not in the image", where="where")
+            raise SpecError("stage.option", "on Modal the checks run on the host: where=host", where="where")
         options = {**options, "where": "host", "prefix": RUNTIME, "sha256": portable}
         _write_helper(spec, request, inputs.with_name("ensure_runtime.sh"))
     attempt = request.attempt or new_attempt()

@@ -18,6 +18,7 @@ from oci_builder.engines import modal_container, modal_project
 from oci_builder.engines.modal_project import arrived, folder_state, folder_text, pack, take_folder, unpack
 from oci_builder.engines.modal_request import chosen
 from oci_builder.engines.stages import STAGES, Request
+from oci_builder.engines.stages_options import FILES
 from oci_builder.model.errors import OciBuilderError, PolicyError, SpecError, TransportError
 from oci_builder.model.events import Event
 from oci_builder.model.receipts import Host
@@ -82,6 +83,17 @@ def test_files_of_options_and_the_release_folder_go_along_and_the_key_does_not(t
     assert Path(got["release"]).name == "r1"
     assert got["key"] == ""
     assert not [p for p in (tmp_path / "there").rglob("*") if p.is_file() and p.read_text() == "key"]
+
+
+def test_every_option_that_is_a_file_goes_along(tmp_path: Path) -> None:
+    """But roots, which are whole systems of this machine."""
+    files = {name: tmp_path / f"{name}.json" for name in FILES if not name.startswith("root")}
+    for path in files.values():
+        path.write_text(path.name)
+    asked = request(write_spec(tmp_path / "here"), options={name: str(path) for name, path in files.items()})
+    got = round_trip(asked, tmp_path)["options"]
+    assert {name: Path(path).read_text() for name, path in got.items()} == {n: p.name for n, p in files.items()}
+    assert {"trust", "checks", "helper", "allow"} <= set(files)
 
 
 @pytest.mark.parametrize("path", ["/elsewhere/one", "../one", "a/../../one", "/volume/one", "/vol"])
