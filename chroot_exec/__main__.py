@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 from collections.abc import Mapping
 from typing import Any
 
-from chroot_exec import runner, teardown
+from chroot_exec import runner, syscalls, teardown
 from chroot_exec.errors import RequestError, RunnerError
 from chroot_exec.protocol import parse_request
 
@@ -49,6 +50,14 @@ def _sweep(state: str) -> int:
     return 0
 
 
+def _follow(parent: int) -> None:
+    """Die with the caller: nobody would wait for the program, or end it."""
+    if parent:
+        syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            sys.exit(125)
+
+
 def _complain(value: Mapping[str, Any]) -> None:
     """Say why nothing ran, as a shell does; the program's own failures are its own to tell."""
     error = value["error"] or {"code": "exec.start", "message": (value["exec"] or {}).get("message", "")}
@@ -73,8 +82,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("request", help="request JSON, - for standard input, or the word sweep")
     parser.add_argument("state", nargs="?", default="", help="with sweep: the state folder")
     parser.add_argument("--output", default="", help="file for the receipt (default: standard output)")
+    parser.add_argument("--parent", type=int, default=0, help="process number of the caller: end when it ends")
     options = parser.parse_args(argv)
     try:
+        _follow(options.parent)
         if options.request == "sweep":
             return _sweep(options.state)
         return _run(options.request, options.output)

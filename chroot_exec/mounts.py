@@ -94,6 +94,12 @@ class FileSystem:
         except OSError:
             # Mounts below the tree are locked to it in a user namespace: all of it or nothing.
             syscalls.mount(fd_path(lower), self._top, "", MS_BIND | MS_REC)
+        # Device nodes in a tree are its author's, not this host's.
+        flags = os.statvfs(self._top).f_flag & (MS_RDONLY | MS_NOEXEC | 1024 | 2048)
+        try:
+            syscalls.mount("", self._top, "", MS_REMOUNT | MS_BIND | MS_NOSUID | MS_NODEV | flags)
+        except OSError as error:
+            self.facts.note(f"device nodes in the tree cannot be switched off ({error.strerror})")
 
     def build(self, nodes: Iterable[Node]) -> None:
         """Everything but the caller's own mounts: kernel file systems, devices, scratch folders, names.
@@ -210,7 +216,8 @@ class FileSystem:
 
     def scratch(self, path: str, mode: int, size: int) -> None:
         """An empty folder in memory at ``path``; ``size`` in bytes, 0 for the kernel's default."""
-        fd = self.root.directory(path)
+        # In our own /dev there are such folders; else a link into a kernel file system would let it be covered.
+        fd = self.root.directory(path) if path.startswith("/dev/") else self._own_place(path)
         try:
             self._tmpfs(fd, _PRIVATE, f"mode={mode:o}" + (f",size={size}" if size else ""))
         finally:

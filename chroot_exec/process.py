@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from chroot_exec.errors import RunnerError
-from chroot_exec.programs import explain, find_program
+from chroot_exec.programs import enter_folder, explain, find_program
 
 # Signals that are passed on to the program.
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
@@ -176,7 +176,7 @@ class Program:
     def _execute(self, report: int) -> None:
         path = self._env.get("PATH", os.defpath)
         try:
-            os.chdir(self._workdir)
+            enter_folder(self._workdir)
         except OSError as error:
             _write_errno(report, error, f"cannot enter the working folder {self._workdir!r}: {error.strerror}")
             return

@@ -17,8 +17,8 @@ def find_program(name: str, path: str) -> str:
 
     Raises:
         FileNotFoundError, PermissionError: as execvp(3).
-        RunnerError: ``exec.magic``: it, or the interpreter that its first line names, leads through a link of /proc to
-            a file outside (runc's CVE-2019-5736: the host's own interpreter could be opened for writing).
+        RunnerError: ``exec.magic``: it, or the interpreter or loader that it names, leads through a link of /proc to a
+            file outside (runc's CVE-2019-5736: the host's own interpreter could be opened for writing).
     """
     candidates = [name] if "/" in name else [os.path.join(folder or ".", name) for folder in path.split(":")]
     refused: OSError = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
@@ -41,11 +41,10 @@ def _require_inside(path: str, depth: int = 5) -> None:
     # The walk reads links as text; the kernel follows a magic link to wherever the file is.
     if _walked(path) != (seen.st_dev, seen.st_ino):
         raise RunnerError("exec.magic", f"{path!r} leads out of the sandbox through a link of /proc")
-    with contextlib.suppress(PermissionError), open(path, "rb") as file:
-        line = file.read(256).split(b"\n")[0]
-        words = line[2:].split() if line.startswith(b"#!") else []
-        if words and depth and os.path.exists(os.fsdecode(words[0])):
-            _require_inside(os.path.join(os.getcwd(), os.fsdecode(words[0])), depth - 1)
+    with contextlib.suppress(PermissionError):
+        wanted = _interpreter(path)
+        if wanted and depth and os.path.exists(wanted):
+            _require_inside(os.path.join(os.getcwd(), wanted), depth - 1)
 
 
 def _walked(path: str) -> tuple[int, int]:
@@ -59,6 +58,27 @@ def _walked(path: str) -> tuple[int, int]:
     info = os.fstat(found)
     os.close(found)
     return info.st_dev, info.st_ino
+
+
+def enter_folder(path: str) -> None:
+    """Make a folder the working one, by a walk that takes links of /proc as text.
+
+    chdir(2) would follow ``/proc/self/fd/7`` to whatever folder a descriptor is open on (runc's CVE-2024-21626).
+
+    Raises:
+        OSError: as chdir(2).
+    """
+    root = Root("/")
+    try:
+        found = root.open(path)
+    except RunnerError as error:
+        raise PermissionError(errno.EACCES, error.message) from None
+    finally:
+        root.close()
+    try:
+        os.fchdir(found)
+    finally:
+        os.close(found)
 
 
 def explain(name: str, path: str, error: OSError) -> str:

@@ -115,7 +115,8 @@ class Root:
         try:
             if not stat.S_ISREG(os.fstat(found).st_mode):
                 return None
-            with open(f"/proc/self/fd/{found}", "rb") as file:
+            # A link can lead to a file of /proc that has nothing to give yet, and would be waited for.
+            with open(os.open(fd_path(found), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
                 return file.read(limit)
         except OSError:
             return None

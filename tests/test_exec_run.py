@@ -7,7 +7,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from oci_builder.execution.staging import Staged
 from oci_builder.model.errors import CheckFailed, FormatError, SpecError, TransportError
 from oci_builder.model.receipts import Statement
 from oci_builder.model.report import Finding, Report
-from tests.chroot.lab import tiny_root
+from tests.chroot.lab import processes_with, tiny_root
 
 SUBJECTS = (
     {"kind": "oci-archive", "sha256": "11" * 32, "path": "runtime.oci.tar"},
@@ -116,6 +117,28 @@ def test_signals_reach_the_program(root: Path, options: ExecOptions) -> None:
         process.terminate()
         assert process.stdout.readline() == b"caught\n"
         assert process.wait(timeout=20) == 8
+
+
+def test_the_caller_killed_takes_the_program_along(root: Path, options: ExecOptions) -> None:
+    """No process and no mount is left, and the next run tidies up the record."""
+    word = str(50000 + os.getpid() % 9999)
+    code = (
+        "from pathlib import Path; from oci_builder.execution.run import *;"
+        f"run_in(Path({str(root)!r}), {{}}, ['sleep', '{word}'], ExecOptions(state={options.state!r}))"
+    )
+    with subprocess.Popen([sys.executable, "-c", code]) as process:
+        wait_until(lambda: bool(processes_with(word)))
+        process.kill()
+    wait_until(lambda: not processes_with(word))
+    assert run_in(root, {}, ["true"], options).status == 0
+    assert list(Path(options.state).glob("run-*")) == []
+
+
+def wait_until(ready: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not ready():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def test_checks_of_the_image(root: Path, options: ExecOptions) -> None:

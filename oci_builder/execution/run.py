@@ -175,6 +175,7 @@ def _run(
         request, output = Path(folder) / "request.json", Path(folder) / "receipt.json"
         request.write_bytes(_request(root, config, options, what))
         command = [sys.executable, "-m", "chroot_exec", str(request), "--output", str(output)]
+        command += ["--parent", str(os.getpid())]
         streams: dict[str, Any] = {"stderr": subprocess.PIPE} if not inherit else {}
         process = subprocess.Popen(
             command, stdin=None if inherit else subprocess.DEVNULL, stdout=None if inherit else subprocess.DEVNULL,

@@ -102,6 +102,71 @@ class HostileRoot(Victim):
                 self.assertEqual(receipt["checks"][0]["code"], "sandbox.target")
                 (self.hostile / name).unlink()
 
+    def test_scratch_folders_that_are_links_into_the_kernel(self) -> None:
+        """Else /tmp would cover /proc, and what guards it."""
+        for name in ("tmp", "run"):
+            for target in ("/proc", "/dev", "/sys", "/", "/proc/sys", "."):
+                with self.subTest(name, target=target):
+                    self.become_link(name, target)
+                    receipt = self.run_checks({"name": "a", "argv": ["true"]}, root=str(self.hostile), status=125)
+                    self.assertEqual(receipt["checks"][0]["code"], "sandbox.target")
+                    (self.hostile / name).unlink()
+
+    def test_links_that_images_really_have(self) -> None:
+        """Debian's, systemd's and others'."""
+        for name, target in (
+            ("tmp", "var/tmp"), ("var/run", "/run"), ("etc/resolv.conf", "../run/systemd/resolve/stub-resolv.conf"),
+            ("etc/mtab", "../proc/self/mounts"), ("etc/hostname", "/run/name"), ("home/x", "/root"),
+        ):  # fmt: skip
+            self.become_link(name, target)
+        text = self.out("cat /etc/resolv.conf /etc/hostname; echo x > /tmp/x; ls /var/tmp", root=str(self.hostile))
+        self.assertEqual(text, "# no network\nsandbox\nx\n")
+
+    def test_etc_as_a_link_into_the_kernel(self) -> None:
+        shutil.rmtree(self.hostile / "etc")
+        for target in ("/proc", "/proc/self/fd", "/dev", "/sys", "/proc/1/root"):
+            with self.subTest(target):
+                self.become_link("etc", target)
+                text = self.out("cat /proc/sys/kernel/ostype; echo > /dev/null", root=str(self.hostile))
+                self.assertEqual(text, "Linux\n")
+                (self.hostile / "etc").unlink()
+
+    def test_names_are_not_waited_for(self) -> None:
+        """/etc/passwd that leads to a file of /proc which blocks its reader."""
+        for target in ("/proc/kmsg", "/dev/zero", "/dev/tty", "/proc/self/pagemap"):
+            with self.subTest(target):
+                (self.hostile / "etc/passwd").unlink()
+                self.become_link("etc/passwd", target)
+                self.assertEqual(self.out("id -u", root=str(self.hostile)), "0\n")
+
+    def test_a_working_folder_through_an_open_descriptor(self) -> None:
+        """As CVE-2024-21626."""
+        for number in range(3, 24):
+            for path in (f"/proc/self/fd/{number}", f"/proc/self/fd/{number}/../../.."):
+                script = f"ls {os.path.relpath(self.victim, '/')} ../../../../../..{self.victim} victim ../victim 2>/dev/null; true"
+                check = self.shell(script, root=str(self.hostile), workdir=path)
+                self.assertNotIn("secret", str(check["stdout"]), path)
+
+    def test_a_loader_that_is_the_runner_itself(self) -> None:
+        """As CVE-2019-5736, by an ELF file's loader."""
+        program = bytearray(Path(os.path.realpath("/bin/true")).read_bytes())
+        at = program.index(b"/lib64/ld-linux-x86-64.so.2\0") if b"/lib64/ld-linux-x86-64.so.2\0" in program else -1
+        if at < 0:
+            self.skipTest("another loader than x86-64's")
+        program[at : at + 15] = b"/proc/self/exe\0"
+        (self.hostile / "bin/loaded").write_bytes(program)
+        (self.hostile / "bin/loaded").chmod(0o755)
+        check = self.run_checks({"name": "a", "argv": ["loaded"]}, root=str(self.hostile), status=125)["checks"][0]
+        self.assertEqual(check["code"], "exec.magic")
+
+    def test_a_device_node_in_the_tree_cannot_be_opened(self) -> None:
+        """An unpacked tree of somebody else's tool can hold one."""
+        os.mknod(self.hostile / "zero", 0o20666, os.makedev(1, 5))
+        for write in ("overlay", "direct"):
+            with self.subTest(write):
+                check = self.shell("head -c 1 /zero", root=str(self.hostile), write=write)
+                self.assertNotEqual(check["exit"], 0)
+
     def test_a_bind_through_a_link_lands_inside(self) -> None:
         self.become_link("mnt", str(self.victim))
         source = self.place / "source"

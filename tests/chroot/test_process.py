@@ -12,19 +12,7 @@ import unittest
 from pathlib import Path
 from typing import Any
 
-from tests.chroot.lab import SandboxCase
-
-
-def processes_with(word: str) -> list[str]:
-    """Process numbers of this machine whose command line has a word."""
-    found = []
-    for folder in Path("/proc").iterdir():
-        try:
-            if folder.name.isdigit() and word.encode() in (folder / "cmdline").read_bytes().split(b"\0"):
-                found.append(folder.name)
-        except OSError:
-            continue
-    return found
+from tests.chroot.lab import SandboxCase, processes_with
 
 
 class Properties:
