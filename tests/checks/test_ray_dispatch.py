@@ -1,0 +1,94 @@
+"""Dispatch: tripwires that note a call, refusals that must come, and workers that must be in their own tier."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import checks_lab  # noqa: F401
+import pytest
+from nrl_checks import ray_dispatch
+from nrl_checks.common import CheckFailed, Result
+
+MAPPING = {tier: f"/rt/envs/{tier}/bin/python" for tier in ("base", "automodel", "vllm")}
+
+
+def answers(**change: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    versions = {"base": "5.8.1", "automodel": "5.5.0", "vllm": "5.8.1"}
+    found: dict[str, dict[str, Any]] = {}
+    for tier, version in versions.items():
+        found[tier] = {"executable": MAPPING[tier], "prefix": f"/rt/envs/{tier}", "ray": "2.55.1", "transformers": version}
+        found[tier].update(change.get(tier, {}))
+    return found
+
+
+def judged(found: dict[str, dict[str, Any]]) -> str:
+    result = Result()
+    ray_dispatch.judge(result, MAPPING, found)
+    return result.outcome
+
+
+def test_each_worker_in_its_own_tier() -> None:
+    assert judged(answers()) == "pass"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"vllm": {"executable": "/rt/envs/base/bin/python"}}, {"automodel": {"prefix": "/usr"}},
+     {"automodel": {"transformers": "5.8.1"}}],
+)  # fmt: skip
+def test_a_worker_elsewhere_fails(change: dict[str, dict[str, Any]]) -> None:
+    assert judged(answers(**change)) == "fail"
+
+
+def test_two_rays_fail() -> None:
+    with pytest.raises(CheckFailed, match="different Rays"):
+        judged(answers(vllm={"ray": "2.54.0"}))
+
+
+@pytest.mark.parametrize("tool", ray_dispatch.TRIPWIRES)
+def test_a_tripwire_notes_its_call_and_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tool: str) -> None:
+    monkeypatch.setenv("PATH", os.environ["PATH"])
+    marker = ray_dispatch.set_tripwires(tmp_path)
+    assert not marker.exists()
+    assert subprocess.run([tool, "sync", "--locked"]).returncode == 97
+    assert marker.read_text() == f"{tool} sync --locked\n"
+
+
+def registry(monkeypatch: pytest.MonkeyPatch, lookup: Any) -> None:
+    """A stand-in for upstream's registry."""
+    module = ModuleType("nemo_rl.distributed.ray_actor_environment_registry")
+    module.get_actor_python_env = lookup  # type: ignore[attr-defined]
+    for name in ("nemo_rl", "nemo_rl.distributed"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+
+
+def test_the_mapping_must_lead_below_the_tiers(monkeypatch: pytest.MonkeyPatch) -> None:
+    registry(monkeypatch, lambda actor: next(f"/rt/envs/{t}/bin/python" for t, a in ray_dispatch.ACTORS.items() if a == actor))
+    good, other = Result(), Result()
+    assert ray_dispatch.resolve_all(good, Path("/rt/envs")) == MAPPING
+    ray_dispatch.resolve_all(other, Path("/elsewhere"))
+    assert (good.outcome, other.outcome) == ("pass", "fail")
+
+
+def test_an_unavailable_actor_that_is_not_refused_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    registry(monkeypatch, lambda actor: "uv run --locked")
+    result = Result()
+    ray_dispatch.refuse_unavailable(result)
+    assert len(result.reasons) == len(ray_dispatch.UNAVAILABLE)
+
+
+@pytest.mark.parametrize(("text", "outcome"), [("the mcore tier is not in this runtime", "pass"), ("", "fail")])
+def test_a_refusal_says_why(monkeypatch: pytest.MonkeyPatch, text: str, outcome: str) -> None:
+    def refuse(actor: str) -> str:
+        raise RuntimeError(text)
+
+    registry(monkeypatch, refuse)
+    result = Result()
+    ray_dispatch.refuse_unavailable(result)
+    assert result.outcome == outcome
