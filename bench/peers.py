@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.measure import NOTHING, Run, have, run, shell, size
+from bench.servers import dockerd
 
 PREFIX = "/opt/rt/envs"
 
@@ -22,15 +23,22 @@ class Result:
     docker: int
 
 
-def contestants(tiers: dict[str, Path], work: Path) -> Iterator[Result]:
-    """Each peer that is installed, in turn; its files are removed after it was measured."""
+def contestants(tiers: dict[str, Path], work: Path, words: list[str]) -> Iterator[Result]:
+    """Each peer that is installed, in turn; its files are removed after it was measured.
+
+    Args:
+        words: only peers with one of these in their names; all when empty.
+    """
     ways: dict[str, tuple[tuple[str, ...], Callable[[dict[str, Path], Path], Run]]] = {
         "umoci insert + skopeo + pigz": (("umoci", "skopeo", "pigz"), _umoci),
         "buildah add + push": (("buildah", "pigz"), _buildah),
+        "docker import + save": (("dockerd", "docker", "skopeo", "pigz"), _docker),
         "GNU tar + pigz -1 (layers only)": (("tar", "pigz"), lambda t, w: _tar(t, w, 1)),
         "GNU tar + pigz -6 (layers only)": (("tar", "pigz"), lambda t, w: _tar(t, w, 6)),
     }
     for name, (needs, way) in ways.items():
+        if words and not any(word in name for word in words):
+            continue
         if not have(*needs):
             print(f"  {name}: not installed, left out")
             continue
@@ -67,6 +75,16 @@ def _buildah(tiers: dict[str, Path], work: Path) -> Run:
     total += run(["pigz", "-6", work / "docker.tar"])
     run([*base, "rm", "-a"], env)
     return total + NOTHING
+
+
+def _docker(tiers: dict[str, Path], work: Path) -> Run:
+    """One layer of all tiers: an import makes no second one. The engine's own CPU time is not in the sum."""
+    places = " ".join(f"--transform 's,^{p},{PREFIX[1:]}/{n},' {str(p)!r}" for n, p in tiers.items())
+    with dockerd(work / "engine") as client:
+        total = shell(f"tar -P -cf - {places} | {' '.join(client)} import - bench:t1")
+        total += run([*client, "save", "-o", work / "docker.tar", "bench:t1"])
+    total += run(["skopeo", "copy", "-q", f"docker-archive:{work}/docker.tar", f"oci-archive:{work}/oci.tar:t"])
+    return total + run(["pigz", "-6", work / "docker.tar"])
 
 
 def _tar(tiers: dict[str, Path], work: Path, level: int) -> Run:

@@ -17,6 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from bench.consumers import bench_install, bench_pull, bench_unpack
 from bench.measure import Run, ours, run, size, warm
 from bench.peers import contestants
 
@@ -51,6 +52,11 @@ class Bench:
         self.rows[f"ratio: {name}"] = {"value": round(value, 2), "goal": goal}
         print(f"  -> {name}: {value:.2f} (goal {goal})", flush=True)
 
+    def save(self, path: Path | None) -> None:
+        """Write the JSON, when one is wanted."""
+        if path is not None:
+            path.write_text(json.dumps(self.rows, indent=1) + "\n")
+
     def build(self) -> Run:
         """All three archives from nothing but the trees."""
         shutil.rmtree(self.cache, ignore_errors=True)
@@ -62,7 +68,7 @@ class Bench:
         return run([sys.executable, "-m", "bench.floor", *self.tiers.values()])
 
 
-def bench_build(b: Bench, peers: bool) -> None:
+def bench_build(b: Bench, peers: bool, words: list[str]) -> None:
     """The three archives against the peers' two."""
     warm(*b.tiers.values())
     floor = b.row("floor: read, hash, compress distinct bytes", b.limits())
@@ -75,7 +81,7 @@ def bench_build(b: Bench, peers: bool) -> None:
     b.ratio("CPU over hashing and compressing once", taken.cpu / floor.cpu, "<= 1.3")
     if peers:
         fastest = None
-        for peer in contestants(b.tiers, b.work):
+        for peer in contestants(b.tiers, b.work, words):
             b.row(f"peer: {peer.name}", peer.run, oci=peer.oci, docker=peer.docker)
             b.ratio(f"times faster than {peer.name}", peer.run.wall / taken.wall, ">= 5, buildah >= 8")
             if peer.docker:
@@ -130,24 +136,6 @@ def _tars(b: Bench) -> Run:
     return Run(one.wall * scale, one.cpu * scale, one.peak)
 
 
-def bench_unpack(b: Bench) -> None:
-    """unpack against umoci (with skopeo in front), and the portable archive against tar xzf."""
-    target, layout = b.work / "tree", b.work / "layout"
-    taken = b.row("ours: unpack", ours("unpack", b.out / OCI, target))
-    shutil.rmtree(target)
-    copied = b.row(
-        "peer: skopeo to a layout", run(["skopeo", "copy", "-q", f"oci-archive:{b.out / OCI}", f"oci:{layout}:t"])
-    )
-    peer = b.row("peer: umoci unpack", run(["umoci", "unpack", "--image", f"{layout}:t", target]))
-    shutil.rmtree(target)
-    shutil.rmtree(layout)
-    b.ratio("unpack, times faster than umoci", peer.wall / taken.wall, "> 1")
-    b.ratio("unpack, times faster than skopeo + umoci", (copied.wall + peer.wall) / taken.wall, "> 1")
-    target.mkdir()
-    b.row("peer: tar xzf of the portable archive", run(["tar", "-C", target, "-xzf", b.out / PORTABLE]))
-    shutil.rmtree(target)
-
-
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -155,19 +143,23 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=None)
     parser.add_argument("--json", type=Path, default=None)
     parser.add_argument("--skip-peers", action="store_true")
+    parser.add_argument("--peer", action="append", default=[], metavar="WORD", help="only peers with it in their name")
     options = parser.parse_args()
     tiers = {name: Path(path).resolve() for name, _, path in (t.partition("=") for t in options.tier)}
     with tempfile.TemporaryDirectory(prefix="oci-builder-bench-", dir=options.work) as folder:
         b = Bench(tiers, Path(folder))
-        bench_build(b, not options.skip_peers)
+        bench_build(b, not options.skip_peers, options.peer)
+        b.save(options.json)
         bench_rebuild(b)
         bench_docker_archive(b)
         bench_verify(b)
-        bench_unpack(b)
+        bench_install(b, b.out / PORTABLE)
+        bench_pull(b, b.out / OCI)
+        bench_unpack(b, b.out / OCI, b.out / DOCKER)
+        b.save(options.json)
         peak = max(r["peak"] for name, r in b.rows.items() if name.startswith("ours"))
         b.ratio("peak memory of ours, MiB", peak, "<= 400")
-    if options.json:
-        options.json.write_text(json.dumps(b.rows, indent=1) + "\n")
+        b.save(options.json)
 
 
 if __name__ == "__main__":
