@@ -4,6 +4,9 @@ Usage: ``python3 -m chroot_exec REQUEST.json [--output RECEIPT.json]`` (``-`` re
 ``python3 -m chroot_exec sweep STATE`` to clean up what dead runs left. Standard library only, Python 3.10 or later,
 Linux. The request and the receipt are described in ``protocol`` and ``receipt``.
 
+``fd:N`` in the place of a file is a descriptor that the caller passes, of a memfd say, of which a crash leaves nothing.
+``--parent PID`` ends the run when its caller ends.
+
 Every check has a sandbox of its own: private mount, PID, IPC, UTS and (unless asked otherwise) network namespaces,
 plus a user namespace when rootless; the tree below an overlay whose upper layer is memory, so that a check can write
 anywhere and leaves nothing; a fresh ``/dev``, ``/proc``, read-only ``/sys``, ``/tmp`` and ``/run``; few capabilities,

@@ -15,12 +15,16 @@ from chroot_exec.errors import RequestError, RunnerError
 from chroot_exec.protocol import parse_request
 
 _LARGEST_REQUEST = 16 << 20
+_DESCRIPTOR = "fd:"
 
 
 def _read(path: str) -> bytes:
     try:
         if path == "-":
             data = sys.stdin.buffer.read(_LARGEST_REQUEST + 1)
+        elif path.startswith(_DESCRIPTOR):
+            with open(int(path[len(_DESCRIPTOR) :]), "rb") as file:
+                data = file.read(_LARGEST_REQUEST + 1)
         else:
             with open(path, "rb") as file:
                 data = file.read(_LARGEST_REQUEST + 1)
@@ -36,6 +40,10 @@ def _write(path: str, value: object) -> None:
     if not path:
         sys.stdout.write(text)
         return
+    if path.startswith(_DESCRIPTOR):
+        with open(int(path[len(_DESCRIPTOR) :]), "wb", closefd=False) as out:
+            out.write(text.encode())
+        return
     partial = f"{path}.{os.getpid()}.partial"
     with open(partial, "w", encoding="utf-8") as file:
         file.write(text)
@@ -48,6 +56,16 @@ def _sweep(state: str) -> int:
     removed = teardown.sweep(teardown.state_folder(state))
     _write("", {"removed": removed})
     return 0
+
+
+def _keep_from_programs(*places: str) -> None:
+    """No program that is started may inherit a descriptor that was passed to this one."""
+    for place in places:
+        if place.startswith(_DESCRIPTOR):
+            try:
+                os.set_inheritable(int(place[len(_DESCRIPTOR) :]), False)
+            except (ValueError, OSError) as error:
+                raise RequestError("request.read", f"{place!r} is no open descriptor: {error}") from None
 
 
 def _follow(parent: int) -> None:
@@ -79,12 +97,13 @@ def _run(path: str, output: str) -> int:
 def main(argv: list[str] | None = None) -> int:
     """Run the command line and return the exit status."""
     parser = argparse.ArgumentParser(prog="chroot_exec", description="Run checks in an unpacked image.")
-    parser.add_argument("request", help="request JSON, - for standard input, or the word sweep")
+    parser.add_argument("request", help="request JSON, - for standard input, fd:N, or the word sweep")
     parser.add_argument("state", nargs="?", default="", help="with sweep: the state folder")
-    parser.add_argument("--output", default="", help="file for the receipt (default: standard output)")
+    parser.add_argument("--output", default="", help="file or fd:N for the receipt (default: standard output)")
     parser.add_argument("--parent", type=int, default=0, help="process number of the caller: end when it ends")
     options = parser.parse_args(argv)
     try:
+        _keep_from_programs(options.request, options.output)
         _follow(options.parent)
         if options.request == "sweep":
             return _sweep(options.state)

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -132,6 +133,16 @@ def test_the_caller_killed_takes_the_program_along(root: Path, options: ExecOpti
     wait_until(lambda: not processes_with(word))
     assert run_in(root, {}, ["true"], options).status == 0
     assert list(Path(options.state).glob("run-*")) == []
+
+
+def test_nothing_is_written_for_a_request(root: Path, options: ExecOptions) -> None:
+    """A request holds variables, and those can be secrets."""
+    before = set(os.listdir(tempfile.gettempdir()))
+    receipt = run_checks(root, {}, [shell("open", "ls /proc/self/fd; cat /proc/1/fd/* 2>&1; true")], options)
+    stdout = receipt["checks"][0]["stdout"]["text"]
+    assert stdout.split()[:4] == ["0", "1", "2", "3"] and "schema" not in stdout
+    left = set(os.listdir(tempfile.gettempdir())) - before
+    assert not [name for name in left if name.startswith("oci-builder-exec")]
 
 
 def wait_until(ready: Callable[[], bool]) -> None:

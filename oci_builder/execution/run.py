@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -171,25 +170,37 @@ def _run(
     root: Path, config: Mapping[str, Any], options: ExecOptions, what: Mapping[str, Any], inherit: bool
 ) -> dict[str, Any]:
     package = Path(chroot_exec.__file__).resolve().parent.parent
-    with tempfile.TemporaryDirectory(prefix="oci-builder-exec-") as folder:
-        request, output = Path(folder) / "request.json", Path(folder) / "receipt.json"
-        request.write_bytes(_request(root, config, options, what))
-        command = [sys.executable, "-m", "chroot_exec", str(request), "--output", str(output)]
+    # In memory: whatever dies, nothing is left, and the variables of a request are in nobody's reach.
+    with _memory(_request(root, config, options, what)) as request, _memory() as output:
+        command = [sys.executable, "-m", "chroot_exec", f"fd:{request}", "--output", f"fd:{output}"]
         command += ["--parent", str(os.getpid())]
         streams: dict[str, Any] = {"stderr": subprocess.PIPE} if not inherit else {}
         process = subprocess.Popen(
             command, stdin=None if inherit else subprocess.DEVNULL, stdout=None if inherit else subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": str(package)}, **streams,
+            env={**os.environ, "PYTHONPATH": str(package)}, pass_fds=(request, output), **streams,
         )  # fmt: skip
         with _forwarding(process):
             _, errors = process.communicate()
-        if output.exists():
-            value: dict[str, Any] = load_json(output.read_bytes(), "receipt", _RECEIPT_LIMITS)
+        if size := os.fstat(output).st_size:
+            value: dict[str, Any] = load_json(os.pread(output, size, 0), "receipt", _RECEIPT_LIMITS)
             return value
     text = (errors or b"").decode("utf-8", "replace").strip()[-2000:]
     if process.returncode == 2:
         raise SpecError("spec.checks", text or "the runner refused the request")
     raise TransportError("sandbox.died", f"the runner ended with {process.returncode} and no receipt: {text}")
+
+
+@contextmanager
+def _memory(data: bytes = b"") -> Iterator[int]:
+    """A descriptor of a file in memory that holds ``data``, at its begin."""
+    fd = os.memfd_create("oci-builder-exec", os.MFD_CLOEXEC)
+    try:
+        with open(fd, "wb", closefd=False) as file:
+            file.write(data)
+        os.lseek(fd, 0, os.SEEK_SET)
+        yield fd
+    finally:
+        os.close(fd)
 
 
 @contextmanager
