@@ -22,15 +22,19 @@ _PULL = {
 }  # fmt: skip
 _STREAMING = {
     _SOONER: {
-        "C9-08e": "media.mismatch", "B013": "layer.diff_id archive.views", "C2-01": "blob.size blob.digest",
+        "C9-08e": "media.mismatch tar.truncated", "B013": "layer.diff_id archive.views", "C2-01": "blob.size blob.digest",
         "C9-04a": "layer.trailing tar.trailing", "C9-04b": "layer.trailing tar.trailing",
     },
+    "what is above the limit is not hashed either": {"C3-04b": "limit.document archive.config_name"},
     "verify judges every image of an archive, the others must know which is meant": {"C10-01d": "platform.ambiguous"},
 }  # fmt: skip
+_NO_MEDIA_TYPE = {"a Docker archive does not say what its layers are": {"C9-08i": "media.mismatch tar.checksum"}}
 
 OTHERWISE: dict[Key, tuple[Codes, str]] = {
     (case, verb): (frozenset(codes.split()), reason)
-    for table, verbs in ((_PULL, ("pull",)), (_STREAMING, ("unpack", "inspect", "base")))
+    for table, verbs in (
+        (_PULL, ("pull",)), (_STREAMING, ("unpack", "inspect", "base")), (_NO_MEDIA_TYPE, ("verify", "unpack")),
+    )
     for reason, cases in table.items()
     for case, codes in cases.items()
     for verb in verbs

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from tests.lab.archives import Lab, Members, tar, write, write_layout
+from tests.lab.archives import Lab, Members, tar, unchanged, write, write_layout
 
 Build = Callable[[Path], Path]
 Shapes = Mapping[str, Build]
@@ -44,8 +44,15 @@ def layer_shapes(layers: list[bytes]) -> Shapes:
 
 
 def lab_shapes(lab: Lab) -> Shapes:
-    """An image whose documents or blobs are what matters: as archive, compressed archive and layout folder."""
-    return {"oci": _archive(lab.oci), "oci-gz": _archive(lab.oci, compress=True), "layout": _layout(lab)}
+    """An image whose documents or blobs are what matters: as archive, compressed archive and layout folder.
+
+    Where neither manifest nor index matter, as a Docker archive without them too.
+    """
+    shapes = {"oci": _archive(lab.oci), "oci-gz": _archive(lab.oci, compress=True), "layout": _layout(lab)}
+    edits = (lab.edit_manifest, lab.edit_descriptor, lab.edit_index, lab.edit_members, lab.edit_docker)
+    if all(edit is unchanged for edit in edits):
+        shapes |= {"docker": _archive(lab.docker), "docker-gz": _archive(lab.docker, compress=True)}
+    return shapes
 
 
 def lone(build: Build) -> Shapes:
