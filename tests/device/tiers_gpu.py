@@ -88,7 +88,7 @@ def drop(tier: str, *names: str) -> None:
     """Remove packages from a tier; links elsewhere stay."""
     shell(sys.executable, "-c", DROP, str(site(tier)), *names)
     # An empty folder would still be found as a namespace package without a version.
-    shell("find", str(site(tier)), "-depth", "-type", "d", "-empty", "-delete")
+    shell("find", str(site(tier)), "-mindepth", "1", "-depth", "-type", "d", "-empty", "-delete")
 
 
 def overlay(tier: str, folder: Path) -> None:
