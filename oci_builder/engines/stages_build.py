@@ -18,6 +18,7 @@ from oci_builder.engines.stages_files import (
     recorded,
     refuse_other_release,
 )
+from oci_builder.engines.stages_relocation import with_relocation
 from oci_builder.engines.stages_request import Outcome, Request
 from oci_builder.execution.companions import layer_facts
 from oci_builder.execution.gates import ARCHIVE, ASSEMBLY, GateContext, by_findings, verify_exec
@@ -104,17 +105,20 @@ def check_stage(request: Request, emit: Emit) -> Outcome:
     spec = load_spec(Path(request.spec))
     report, subjects = _verified(request, emit)
     archive = _local(request) / OCI
-    given = request.options.get("checks")
+    given, wanted = request.options.get("checks"), _wanted(spec, "container-check")
     options = ExecOptions(isolation=str(request.options.get("isolation") or "auto"))
     statement = verify_exec(
         report,
         lambda: stage_tree(archive, request, emit, needed=layer_facts(report)[1]),
-        lambda staged: load_checks(Path(given)) if given else image_checks(staged.root, spec.prefix),
+        lambda staged: with_relocation(
+            load_checks(Path(given)) if given else image_checks(staged.root, spec.prefix), spec.prefix,
+            tuple(spec.tiers), "relocation" in wanted,
+        ),
         options, GateContext(),
     )  # fmt: skip
     receipt = statement.predicate
     checks = [check.model_dump(mode="json") for check in receipt.checks]
-    if report.ok and "readiness" in _wanted(spec, "container-check"):
+    if report.ok and "readiness" in wanted:
         checks.append(_timed("readiness", lambda: _readiness(archive, emit)))
     host = receipt.host.model_dump(mode="json")
     return Outcome(subjects, merged(subjects, statement.digests), tuple(checks), host, receipt.details)

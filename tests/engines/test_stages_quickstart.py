@@ -21,7 +21,8 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
     shutil.rmtree(place / "layers")
     shutil.copytree(ROOT / "examples/quickstart", place, dirs_exist_ok=True)
     spec = json.loads((place / "spec.json").read_text())
-    gates = [{"name": "runs", "stage": "container-check", "checks": ["container-exec", "base", "automodel", "vllm"]}]
+    checks = ["container-exec", "base", "automodel", "vllm", "relocation"]
+    gates = [{"name": "runs", "stage": "container-check", "checks": checks}]
     (place / "spec.json").write_text(json.dumps({**spec, "release": "v1-r1", "gates": gates}))
     return made
 
