@@ -102,7 +102,7 @@ def assemble(given: Path) -> None:
     shutil.rmtree(PREFIX, ignore_errors=True)
     ENVS.mkdir(parents=True)
     for name in ("common", "shared", "automodel", "built", "vllm"):
-        compiled = [sys.executable, "-m", "compileall", "-q", "-j16", "--invalidation-mode", "checked-hash"]
+        compiled = [sys.executable, "-m", "compileall", "-q", "-j0", "--invalidation-mode", "checked-hash"]
         subprocess.run([*compiled, str(given / name)], check=False, stdout=subprocess.DEVNULL)
     shell("cp", "-al", str(ENV), str(ENVS / "base"))
     drop("base", *UNWANTED, "transformers", "tokenizers")
