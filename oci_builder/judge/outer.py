@@ -200,11 +200,12 @@ class _OuterTar:
         name = entry.name.decode("utf-8", "surrogateescape")
         shown = show(entry.name)
         self._check_header(entry, shown)
+        taken = name in contents.members or name in contents.links
+        if taken or (entry.kind is not Kind.DIR and name in contents.folders):
+            findings.error("archive.duplicate", shown, "two members of this name: readers differ in which they take")
+            return
         if entry.kind is Kind.DIR:
             contents.folders.add(name)
-            return
-        if name in contents.members or name in contents.links:
-            findings.error("archive.duplicate", shown, "two members of this name: readers differ in which they take")
             return
         if len(contents.members) >= self._intake.options.limits.archive_members:
             most = f"{findings.where}: more than {len(contents.members)} members"

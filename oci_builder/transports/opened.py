@@ -130,10 +130,11 @@ class ImageFile:
         """Check a member; its name when it is a file, else empty."""
         parts = self.parts
         name = entry.name.decode("utf-8", "surrogateescape")
-        if entry.kind is Kind.DIR:
-            return ""
-        if name in parts.ranges or name in parts.links:
+        if name in parts.ranges or name in parts.links or (entry.kind is not Kind.DIR and name in parts.folders):
             raise FormatError("archive.duplicate", f"{parts.where}: {show(entry.name)} stands twice", where=parts.where)
+        if entry.kind is Kind.DIR:
+            parts.folders.add(name)
+            return ""
         if len(parts.ranges) >= self.options.limits.archive_members:
             raise PolicyError(
                 "limit.members", f"{parts.where}: over {self.options.limits.archive_members} members", where=parts.where

@@ -19,11 +19,12 @@ Chunks = Iterator[bytes | memoryview]
 
 @dataclass(slots=True)
 class Parts:
-    """An archive's members as ranges of an open file, and its symbolic links, by name."""
+    """An archive's members as ranges of an open file, its symbolic links by name, and names of its folders."""
 
     where: str
     ranges: dict[str, FileRange] = field(default_factory=dict)
     links: dict[str, str] = field(default_factory=dict)
+    folders: set[str] = field(default_factory=set)
 
     def real(self, name: str) -> str:
         """The member that a name means: docker save links a layer that another image has already (one hop)."""
