@@ -6,6 +6,7 @@ import importlib.util
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import checks_lab  # noqa: F401
@@ -72,6 +73,21 @@ def test_one_wrong_token_among_many_fails() -> None:
     result = Result()
     generation.compare(result, "eager", generated, scored)
     assert "max|d|" in "; ".join(result.reasons)
+
+
+def test_the_attention_is_named_or_unknown_and_never_stops_the_check() -> None:
+    class Backend:
+        @staticmethod
+        def get_name() -> str:
+            return "FLASH_ATTN"
+
+    runner = SimpleNamespace(attn_groups=[[SimpleNamespace(backend=Backend)]])
+    worker = SimpleNamespace(worker=SimpleNamespace(model_runner=runner))
+    engine = SimpleNamespace(llm_engine=SimpleNamespace(model_executor=SimpleNamespace(driver_worker=worker)))
+    assert generation.attention_of(engine) == "FLASH_ATTN"
+    assert generation.attention_of(SimpleNamespace()) == "unknown"
+    runner.attn_groups = []
+    assert generation.attention_of(engine) == "unknown"
 
 
 @pytest.mark.parametrize("losses", [[9.0, math.nan], [9.0, 8.0], [8.0, 0.1], [math.inf, 0.1]])

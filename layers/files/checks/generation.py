@@ -35,8 +35,8 @@ def check(judge_python: str) -> Result:
         return result
     folder = Path(tempfile.mkdtemp(prefix="nrl-generation-"))
     program(judge_python, "make", folder)
-    result.details["vllm"] = program(sys.executable, "eager", folder)["vllm"]
-    program(sys.executable, "compiled", folder)
+    engines = {mode: program(sys.executable, mode, folder) for mode in ("eager", "compiled")}
+    result.details["engine"] = engines
     result.details["judge"] = program(judge_python, "score", folder)
     for mode in ("eager", "compiled"):
         generated, scored = load(folder / f"{mode}.json"), load(folder / f"{mode}-scored.json")
@@ -120,7 +120,16 @@ def generate(folder: Path, mode: str) -> dict[str, Any]:
         values = [step[token].logprob for step, token in zip(answer.logprobs, tokens, strict=True)]
         rows.append({"prompt": prompt, "tokens": tokens, "logprobs": values, "greedy": is_greedy})
     (folder / f"{mode}.json").write_text(json.dumps(rows))
-    return {"vllm": vllm.__version__}
+    return {"vllm": vllm.__version__, "attention": attention_of(engine)}
+
+
+def attention_of(engine: Any) -> str:
+    """Which attention the engine chose, for the receipt; ``unknown`` where this vLLM keeps it elsewhere."""
+    try:
+        groups = engine.llm_engine.model_executor.driver_worker.worker.model_runner.attn_groups
+        return ", ".join(sorted({group.backend.get_name() for row in groups for group in row})) or "unknown"
+    except (AttributeError, TypeError):
+        return "unknown"
 
 
 def score(folder: Path) -> dict[str, Any]:
