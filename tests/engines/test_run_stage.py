@@ -256,7 +256,7 @@ def test_options_have_their_kinds(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_the_sender_looks_first(lab: Lab) -> None:
     with pytest.raises(OciBuilderError) as caught:
         before(find_stage("nccl8-u24"), lab.request(options={"trust": str(lab.trust)}))
-    assert caught.value.code in ("stage.order", "release.subject")
+    assert (caught.value.code, caught.value.exit_status) == ("release.folder", 2)
     before(find_stage("nccl8"), lab.request())
 
 
