@@ -34,7 +34,7 @@ class Lab:
         given = [w for w in self.project.words if agree or w != "--yes"]
         command = [sys.executable, "-c", code, "stage", name, "--on", "modal", *given, *words]
         done = subprocess.run(
-            command, cwd=ROOT, env=self.plane.env(**env), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300
+            command, cwd=ROOT, env=self.plane.env(**env), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=600
         )
         return Ran(done.returncode, done.stdout, done.stderr)
 
@@ -183,11 +183,8 @@ def test_a_timeout_ends_the_stage_and_the_next_run_goes_on(lab: Lab) -> None:
 
 def test_an_exception_comes_back_with_its_log_and_the_volume_is_committed(lab: Lab) -> None:
     before = lab.plane.mark
-    broken = (
-        "ARCHIVE = RUNTIME = ''\ndef answer(name, sent):\n"
-        "    open('/vol/half', 'w').write('x')\n    raise RuntimeError('it broke')\n"
-    )
-    lab.plane.faults(files={"/root/oci_builder/engines/modal_container.py": broken})
+    broken = "def run_stage(*_):\n    open('/vol/half', 'w').write('x')\n    raise RuntimeError('it broke')\n"
+    lab.plane.faults(files={"/root/oci_builder/engines/run.py": broken})
     ran = lab.stage("build")
     assert (ran.status, ran.err.count("error[modal.remote]")) == (1, 1), ran.text
     assert "RuntimeError: it broke" in ran.text

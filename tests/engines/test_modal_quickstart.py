@@ -43,7 +43,7 @@ def plane(tmp_path_factory: pytest.TempPathFactory, python: Path) -> Iterator[Ru
 
 @pytest.mark.parametrize("stage", ["build", "package", "container", "container-check"])
 def test_the_stages_in_turn(stage: str, plane: RunningPlane) -> None:
-    ran = plane.run("run", "-q", "modal_build.py", "--stage", stage, *SPEC, "--yes", timeout=300)
+    ran = plane.run("run", "-q", "modal_build.py", "--stage", stage, *SPEC, "--yes", timeout=600)
     assert ran.status == 0, ran.text
     assert f"{stage}: pass (fake)" in ran.out
 

@@ -76,7 +76,7 @@ class RunningPlane:
         command = [sys.executable, "-m", "tests.lab.modal_plane", str(root)]
         with (root / "log").open("wb") as log:
             self._process = subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
-        end = time.monotonic() + 30
+        end = time.monotonic() + 120
         while not (root / "port").exists():
             if self._process.poll() is not None or time.monotonic() > end:
                 pytest.fail(f"the stand-in did not start: {(root / 'log').read_text()}")
@@ -119,7 +119,7 @@ class RunningPlane:
             "MODAL_DISABLE_API_PROXY": "1", "NO_COLOR": "1", "COLUMNS": "200", **changes,
         }  # fmt: skip
 
-    def run(self, *words: str, python: str = sys.executable, cwd: Path = ROOT, timeout: float = 120, **env: str) -> Ran:
+    def run(self, *words: str, python: str = sys.executable, cwd: Path = ROOT, timeout: float = 600, **env: str) -> Ran:
         """``modal WORDS…`` of that interpreter, to its end."""
         command = [python, "-m", "modal", *words]
         done = subprocess.run(
