@@ -54,7 +54,7 @@ def forms(case: Case, verb: str) -> list[str]:
     return names if verb in _ALL_FORMS else [name for name in names if name == "oci-gzip"] or names[:1]
 
 
-@pytest.mark.parametrize(("case", "verb"), matrix())
+@pytest.mark.parametrize(("case", "verb"), list(matrix()))
 def test_case(case: Case, verb: str, victim: Victim) -> None:
     codes = wanted(case, verb)
     if verb == "pull":
@@ -65,6 +65,8 @@ def test_case(case: Case, verb: str, victim: Victim) -> None:
         with bounded(_SECONDS.get(verb, 2.0)):
             check(case, codes, form, lambda archive=archive: VERBS[verb](archive, victim.dest))  # type: ignore[misc]
         if verb == "unpack" and not codes and case.tree is not None:
+            if os.geteuid() != 0:  # a folder without permissions shows its owner nothing either
+                subprocess.run(["chmod", "-R", "u+rwX", victim.dest], check=True)
             assert seen(victim.dest) == expected(case.tree), form
         victim.check()
         for path in (victim.dest, victim.folder / "archive.tar", victim.folder / "made"):
