@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -36,6 +35,7 @@ from oci_builder.transports.docker_archive import write_docker_archive
 from oci_builder.transports.layerfiles import read_definitions
 from oci_builder.transports.naming import Name
 from oci_builder.transports.oci_archive import write_oci_archive
+from oci_builder.transports.places import check_places
 from oci_builder.transports.portable_archive import write_portable_archive
 from oci_builder.transports.unchanged import Outputs, input_key
 from oci_builder.wire.compress import Codec
@@ -86,6 +86,7 @@ def build(spec_path: Path, out: Path, options: BuildOptions, emit: Emit = silent
     """
     spec = load_spec(spec_path)
     folder = spec_path.absolute().parent
+    check_places(spec, folder, out, options.cache)
     try:
         out.mkdir(parents=True, exist_ok=True)
         options.cache.mkdir(parents=True, exist_ok=True)
@@ -144,9 +145,10 @@ class _Build:
             limits=self.limits, threads=self.options.jobs, emit=self.emit,
         )  # fmt: skip
         made = self._write(self._plans(add_licences(runtime, cuda), base))
-        result = self._archives(self._image(base, made.layers), base, made, self._write(self._portable_plans(cuda)))
-        if key is not None:
-            outputs.remember(key)
+        image, portable_only = self._image(base, made.layers), self._write(self._portable_plans(cuda))
+        with scratch_folder(self.out) as staging:
+            result = self._archives(image, base, made, portable_only, staging)
+            outputs.publish(staging, key)
         return result
 
     def _write(self, plans: Sequence[LayerPlan]) -> _Made:
@@ -191,33 +193,24 @@ class _Build:
         settings, annotations = image_settings(self.spec, base.image.settings, base.name, base.digest)
         return image.with_settings(settings, annotations)
 
-    def _archives(self, image: Image, base: Base, made: _Made, portable_only: _Made) -> BuildResult:
+    def _archives(self, image: Image, base: Base, made: _Made, portable_only: _Made, staging: Path) -> BuildResult:
         whole = _Made([*portable_only.plans, *made.plans], [*portable_only.layers, *made.layers])
         tools = Tools(__version__, self.codec.describe())
-        with scratch_folder(self.out) as staging:
-            with ThreadPoolExecutor(max(1, min(3, self.options.jobs)), "archive") as pool:
-                oci = pool.submit(write_oci_archive, image, self.name, self.store, staging / OCI, self.emit)
-                docker = pool.submit(
-                    write_docker_archive, image, self.name, self.store, staging / DOCKER, self.emit, self.limits
-                )
-                portable = pool.submit(
-                    write_portable_archive, whole.layers, b"", self.store, staging / PORTABLE, self.emit, self.limits
-                )
-                records = [
-                    FileRecord(r.path.name, r.sha256, r.size)
-                    for r in (oci.result(), docker.result(), portable.result())
-                ]
-            about = {"name": base.name, "digest": base.digest, "layers": base.image.base_layers}
-            container = container_record(self.spec, image, about, records[0], records[1], tools)
-            portable_json = portable_record(self.spec, records[2], made.layers, whole.counts(), tools)
-            (staging / CONTAINER_JSON).write_bytes(dump_json(container) + b"\n")
-            (staging / PORTABLE_JSON).write_bytes(dump_json(portable_json) + b"\n")
-            self._publish(staging)
+        with ThreadPoolExecutor(max(1, min(3, self.options.jobs)), "archive") as pool:
+            oci = pool.submit(write_oci_archive, image, self.name, self.store, staging / OCI, self.emit)
+            docker = pool.submit(
+                write_docker_archive, image, self.name, self.store, staging / DOCKER, self.emit, self.limits
+            )
+            portable = pool.submit(
+                write_portable_archive, whole.layers, b"", self.store, staging / PORTABLE, self.emit, self.limits
+            )
+            records = [
+                FileRecord(r.path.name, r.sha256, r.size)
+                for r in (oci.result(), docker.result(), portable.result())
+            ]
+        about = {"name": base.name, "digest": base.digest, "layers": base.image.base_layers}
+        container = container_record(self.spec, image, about, records[0], records[1], tools)
+        portable_json = portable_record(self.spec, records[2], made.layers, whole.counts(), tools)
+        (staging / CONTAINER_JSON).write_bytes(dump_json(container) + b"\n")
+        (staging / PORTABLE_JSON).write_bytes(dump_json(portable_json) + b"\n")
         return BuildResult(self.out, container, portable_json)
-
-    def _publish(self, staging: Path) -> None:
-        """Put the files in place: old records go first, new ones come last, so that no record tells of other bytes."""
-        for name in (CONTAINER_JSON, PORTABLE_JSON):
-            (self.out / name).unlink(missing_ok=True)
-        for name in FILES:
-            os.replace(staging / name, self.out / name)

@@ -93,3 +93,20 @@ def test_an_environment_of_uv_brings_inventory_and_licences(place: Path) -> None
     (place / "base.txt").write_text("")
     portable = names(made(place, tiers={"base": {"requirements": "base.txt"}}, base={"host": True}) / "runtime.tar.gz")
     assert {"opt/rt/inventory-base.json", "opt/rt/licences/index.json", "opt/rt/licences/THIRD-PARTY.md"} < portable
+
+
+def test_an_output_inside_a_tier_is_refused(place: Path) -> None:
+    spec = {"name": "n", "tag": "t", "base": {"scratch": True}, "prefix": "/opt/rt", "tiers": {"base": {"path": "tier"}}}
+    (place / "spec.json").write_text(json.dumps(spec))
+    with pytest.raises(SpecError) as caught:
+        build(place / "spec.json", place / "tier/out", BuildOptions(place / "cache", 2))
+    assert caught.value.code == "spec.path"
+    assert not (place / "tier/out").exists()
+
+
+@pytest.mark.parametrize("env", ["CUDA_HOME=:/x", "LD_LIBRARY_PATH=/a:", "PATH=/bin::/usr/bin"])
+def test_what_verify_would_refuse_is_refused_in_the_spec(place: Path, env: str) -> None:
+    """B194."""
+    with pytest.raises(SpecError) as caught:
+        made(place, env=[env])
+    assert (caught.value.code, caught.value.where) == ("spec.field", "env")

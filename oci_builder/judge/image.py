@@ -11,6 +11,7 @@ from oci_builder.judge.layer import LayerFacts
 from oci_builder.judge.treelog import judge_tree
 from oci_builder.model import media
 from oci_builder.model.documents import Descriptor, ImageConfig
+from oci_builder.model.env import is_hollow, names_one_folder
 from oci_builder.model.errors import show
 
 OUR_HISTORY = "oci-builder:"
@@ -98,10 +99,10 @@ def check_env(graph: Graph, image: ImageView) -> None:
         if name in seen:
             findings.warn("config.env", where, f"{show(name)} is set twice")
         seen.add(name)
-        hollow = value != "" and "" in value.split(":")
-        if hollow and name.endswith(("_HOME", "_ROOT", "_DIR")):
+        hollow = is_hollow(name, value)
+        if hollow and names_one_folder(name):
             findings.error("config.env", where, f"a folder that begins or ends with a colon: {shown}", actual=shown)
-        elif hollow and name.endswith("PATH"):
+        elif hollow:
             judge = findings.judge(graph.options.strict)
             judge("config.env", where, f"an empty path component means the current folder: {shown}", actual=shown)
 

@@ -28,6 +28,7 @@ from pydantic import (
 )
 
 from oci_builder.model.documents import DIGEST_ERROR, digest_value
+from oci_builder.model.env import is_hollow
 from oci_builder.model.errors import OciBuilderError, SpecError, show
 from oci_builder.model.jsontext import dump_json, load_json
 from oci_builder.model.limits import Limits
@@ -130,7 +131,7 @@ BuildEnv = dict[Annotated[str, Field(pattern=r"^[A-TV-Za-z_][A-Za-z0-9_]*$")], S
 class PathTier(SpecModel):
     """A tier that stands on disk already."""
 
-    path: StrictStr = Field(description="folder whose tree lands in <prefix>/envs/<tier>")
+    path: StrictStr = Field(min_length=1, description="folder whose tree lands in <prefix>/envs/<tier>")
 
 
 class RequirementsTier(SpecModel):
@@ -220,6 +221,8 @@ def _env(value: tuple[str, ...]) -> tuple[str, ...]:
     for item in value:
         if not _ENV.match(item):
             raise ValueError(f"{item!r} is not NAME=value")
+        if is_hollow(*item.split("=", 1)):
+            raise ValueError(f"{item!r} has an empty path component, which means the current folder")
     names = [item.partition("=")[0] for item in value]
     if len(set(names)) != len(names):
         raise ValueError("a variable is set twice")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,6 +17,10 @@ from oci_builder.wire.source import FileRange
 from oci_builder.wire.tar import BLOCK, Kind, TarEntry, encode_header
 
 _COPY = 4 << 20
+# What copy_file_range says where it does not work: two kinds of file systems, an old kernel, some network file systems.
+_NOT_IN_KERNEL = {
+    errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EPERM, errno.EBADF, errno.ETXTBSY,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +49,7 @@ class FileWriter:
         self._hash = hashlib.sha256()
         self._hasher = ThreadPoolExecutor(1, "archive-hash")
         self._pending: Future[None] | None = None
+        self._in_kernel = True
         self.size = 0
         try:
             self._fd = os.open(self._part, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
@@ -76,12 +82,28 @@ class FileWriter:
         self._pending = self._hasher.submit(self._hash_range, source, start, end)
         at = start
         while at < end:
-            done = os.copy_file_range(source.fd, self._fd, min(_COPY, end - at), source.offset + at)
+            done = self._move(source, at, min(_COPY, end - at))
             if not done:
                 raise OSError(5, "the blob ends early", str(self.path))
             at += done
             self._emit(Event("advance", self._task, done))
         self.size += end - start
+
+    def _move(self, source: FileRange, at: int, size: int) -> int:
+        """Let the kernel copy, and where it cannot (two kinds of file systems, an old kernel), read and write."""
+        if self._in_kernel:
+            try:
+                if done := os.copy_file_range(source.fd, self._fd, size, source.offset + at):
+                    return done
+            except OSError as error:
+                if error.errno not in _NOT_IN_KERNEL:
+                    raise
+            self._in_kernel = False
+        data = memoryview(os.pread(source.fd, min(size, _COPY), source.offset + at))
+        left = data
+        while left:
+            left = left[os.write(self._fd, left) :]
+        return len(data)
 
     def close(self) -> ArchiveRecord:
         """Finish and make visible."""

@@ -108,7 +108,8 @@ class Outputs:
             for name in records:
                 (self.out / name).unlink(missing_ok=True)
             for name in (*others, *records):
-                _sync(staging / name)
+                if name in records:  # an archive that a power cut damaged is found out by its SHA-256 there
+                    _sync(staging / name)
                 os.replace(staging / name, self.out / name)
             os.fsync(folder)
             if key is not None:
