@@ -26,6 +26,7 @@ from oci_builder.wire.tar import Kind
 NAME = "host"
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
+_SCRIPTS = ("/bin/sh", "/bin/bash", "/usr/bin/env")
 _REQUIRED = ("sh", "env", "cat", "ls", "true", "id")
 _WELCOME = (
     "bash", "[", "awk", "basename", "chmod", "chown", "cp", "cut", "date", "dd", "df", "dirname", "du", "echo",
@@ -74,7 +75,8 @@ def host_plan(*, epoch: int = 0, limits: Limits = DEFAULT_LIMITS, emit: Emit = s
         if found is not None:
             collector.add(Path(found))
     collector.libraries(_LIBRARIES)
-    for place in ("/usr/lib/os-release", "/etc/os-release", "/usr/lib/locale/C.utf8", "/usr/lib/locale/C.UTF-8"):
+    # Where scripts look for their interpreter: with a merged /usr, PATH leads to one name of it and #! to the other.
+    for place in (*_SCRIPTS, "/usr/lib/os-release", "/etc/os-release", "/usr/lib/locale/C.utf8", "/usr/lib/locale/C.UTF-8"):
         if Path(place).exists():
             collector.add(Path(place))
     return assemble(NAME, collector.items(python), normal=normal)

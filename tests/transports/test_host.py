@@ -179,3 +179,10 @@ def test_a_loader_cache_lists_every_library(tmp_path: Path) -> None:
 
 def test_the_plan_reads_like_a_layer() -> None:
     assert sum(len(block) for block in layer_blocks(host_plan())) % 512 == 0
+
+
+def test_scripts_find_their_shell_whatever_python_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a merged /usr, PATH finds /usr/bin/sh; a distribution's own Python brings no file that names /bin/sh."""
+    monkeypatch.setattr("oci_builder.rootfs.host._Collector.python", lambda *_: None)
+    names = {item.name for item in host_plan().items}
+    assert (b"bin" if os.path.islink("/bin") else b"bin/sh") in names
