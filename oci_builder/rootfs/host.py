@@ -76,7 +76,8 @@ def host_plan(*, epoch: int = 0, limits: Limits = DEFAULT_LIMITS, emit: Emit = s
             collector.add(Path(found))
     collector.libraries(_LIBRARIES)
     # Where scripts look for their interpreter: with a merged /usr, PATH leads to one name of it and #! to the other.
-    for place in (*_SCRIPTS, "/usr/lib/os-release", "/etc/os-release", "/usr/lib/locale/C.utf8", "/usr/lib/locale/C.UTF-8"):
+    texts = ("/usr/lib/os-release", "/etc/os-release", "/usr/lib/locale/C.utf8", "/usr/lib/locale/C.UTF-8")
+    for place in (*_SCRIPTS, *texts):
         if Path(place).exists():
             collector.add(Path(place))
     return assemble(NAME, collector.items(python), normal=normal)
