@@ -123,6 +123,38 @@ class Properties:
         self.out("true")
         self.assertEqual([p.name for p in self.state.iterdir()], ["receipt.json"])
 
+    def test_a_sandbox_killed_from_outside_is_an_error_and_leaves_nothing(self) -> None:
+        """Its keeper, and its PID 1: neither death is taken for an end of the program."""
+        for depth in (1, 2):
+            with self.subTest(depth):
+                word = str(40000 + os.getpid() % 9999 + depth)
+                with self.start(self.request(checks=[{"name": "a", "argv": ["sleep", word], "timeout": 60}])) as runner:
+                    self._until(lambda word=word: processes_with(word))
+                    victim = runner.pid
+                    for _ in range(depth):
+                        victim = int(Path(f"/proc/{victim}/task/{victim}/children").read_text().split()[0])
+                    os.kill(victim, signal.SIGKILL)
+                    runner.communicate(timeout=30)
+                check = self.receipt()["checks"][0]
+                self.assertEqual((runner.returncode, check["outcome"], check["code"]), (125, "error", "sandbox.died"))
+                self._until(lambda word=word: not processes_with(word))
+                self.assertEqual([p.name for p in self.state.iterdir()], ["receipt.json"])
+
+    def test_placeholders_in_a_tree_go_after_a_kill(self) -> None:
+        """A direct run makes folders to mount on; the next run takes away those of a dead one."""
+        word = str(30000 + os.getpid() % 9999)
+        before = sorted(self.root.rglob("*"))
+        check = {"name": "a", "argv": ["sleep", word], "timeout": 60}
+        binds = [{"source": str(self.folder / "chroot_exec"), "target": "/placed/here"}]
+        with self.start(self.request(checks=[check], write="direct", binds=binds)) as runner:
+            self._until(lambda: processes_with(word))
+            runner.kill()
+            runner.communicate()
+        self._until(lambda: not processes_with(word))
+        self.assertTrue((self.root / "placed/here").is_dir())
+        self.out("true")
+        self.assertEqual(sorted(self.root.rglob("*")), before)
+
     def test_a_later_run_leaves_a_running_one_alone(self) -> None:
         word = str(60000 + os.getpid() % 9999)
         with self.start(self.request(checks=[{"name": "a", "argv": ["sleep", word], "timeout": 60}])) as runner:
