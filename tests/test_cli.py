@@ -216,3 +216,22 @@ def test_the_published_schema_accepts_what_build_accepts(quick: Built, tmp_path:
     jsonschema.validate(json.loads(quick.spec.read_bytes()), schema)
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate({**json.loads(quick.spec.read_bytes()), "epoch": "yesterday"}, schema)
+
+
+@pytest.mark.parametrize("closing", [">&-", "2>&-", "<&-", ">&- 2>&- <&-"])
+def test_closed_streams_take_no_files_number(quick: Built, tmp_path: Path, closing: str) -> None:
+    """A closed descriptor's number goes to the next file that is opened: what is printed must not land in there."""
+    line = f'"$@" {closing}'
+    words = [*START, "build", quick.spec, "--out", tmp_path / "out", "--cache", tmp_path / "cache", "--json"]
+    done = subprocess.run(
+        ["sh", "-c", line, "sh", *map(str, words)], capture_output=True, cwd=ROOT, timeout=120,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert (done.returncode, b"Traceback" in done.stderr) == (0, False), done.stderr
+    assert (tmp_path / "out/runtime.oci.tar").read_bytes() == quick.oci.read_bytes()
+
+
+def test_the_groups_options_are_taken_after_the_verb(quick: Built) -> None:
+    told = call("inspect", quick.oci, "--progress", "json", "-v").stderr.decode().splitlines()
+    assert told and all(json.loads(line)["kind"] for line in told)
+    assert b"--verbose" in call("key", "new", "--help").stdout

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from oci_builder import __version__
-from oci_builder.cli.common import QuietGroup, Settings, exit_statuses
+from oci_builder.cli.common import PROGRESS, QuietGroup, Settings, accept_settings, exit_statuses, open_standard_streams
 from oci_builder.cli.images import IMAGE_COMMANDS
 from oci_builder.cli.releases import RELEASE_COMMANDS
 from oci_builder.cli.stages import STAGE_COMMANDS
@@ -17,7 +17,7 @@ __all__ = ["cli", "main"]
 @click.version_option(__version__, prog_name="oci-builder")
 @click.option("-v", "--verbose", is_flag=True, help="Notes on what is done, and where errors come from.")
 @click.option(
-    "--progress", type=click.Choice(["auto", "bars", "json", "none"]), default="auto", show_default=True,
+    "--progress", type=PROGRESS, default="auto", show_default=True,
     help="Bars on a terminal, JSON lines for programs (on standard error).",
 )  # fmt: skip
 @click.pass_context
@@ -42,13 +42,15 @@ def completion(shell: str) -> None:
 
 
 for _command in (*IMAGE_COMMANDS, *RELEASE_COMMANDS, *STAGE_COMMANDS):
-    cli.add_command(_command)
+    cli.add_command(accept_settings(_command))
 
 
 def main() -> None:
     """Entry point of the console script."""
     import sys
 
-    verbose = any(word in ("-v", "--verbose") for word in sys.argv[1:3])
+    open_standard_streams()
+    ours = sys.argv[1 : sys.argv.index("--")] if "--" in sys.argv else sys.argv[1:]
+    verbose = any(word in ("-v", "--verbose") for word in ours)
     with exit_statuses(verbose):
         cli()

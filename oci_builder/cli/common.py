@@ -22,6 +22,7 @@ from oci_builder.progress import rendering
 
 F = TypeVar("F", bound=Callable[..., Any])
 ARCHIVE = click.Path(path_type=Path)
+PROGRESS = click.Choice(["auto", "bars", "json", "none"])
 
 
 @dataclass(slots=True)
@@ -48,6 +49,37 @@ class QuietGroup(click.Group):
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(141)
+
+
+def accept_settings(command: click.Command) -> click.Command:
+    """Let a command take the group's ``-v`` and ``--progress`` too: people write them after the verb."""
+    if isinstance(command, click.Group):
+        for one in command.commands.values():
+            accept_settings(one)
+        return command
+
+    def keep(context: click.Context, option: click.Parameter, value: Any) -> None:
+        settings = context.ensure_object(Settings)
+        if value and option.name is not None:
+            setattr(settings, option.name, value)
+
+    more = (
+        click.Option(["-v", "--verbose"], is_flag=True, expose_value=False, callback=keep, help="As before the verb."),
+        click.Option(["--progress"], type=PROGRESS, expose_value=False, callback=keep, help="As before the verb."),
+    )
+    command.params.extend(more)
+    return command
+
+
+def open_standard_streams() -> None:
+    """Give every closed standard stream /dev/null: the next file that is opened would take its number."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number is this one
+    sys.stdout = sys.stdout or open(os.devnull, "w")
+    sys.stderr = sys.stderr or open(os.devnull, "w")
 
 
 pass_settings = click.make_pass_decorator(Settings, ensure=True)
