@@ -176,7 +176,7 @@ def _readiness(found: Mapping[str, Any] | None) -> str:
     pill = f'<span id="ready" class="{"met" if found["ok"] else "failed"}" data-ok="{found["ok"]}">{word}</span>'
     rows = (
         f'<tr data-readiness="{escape(r["code"])}"><td>{escape(r["severity"])}</td><td>{escape(r["code"])}</td>'
-        f"<td>{escape(r['message'])}<br><code class=\"soft\">{escape(r['where'])}</code></td></tr>"
+        f'<td>{escape(r["message"])}<br><code class="soft">{escape(r["where"])}</code></td></tr>'
         for r in found["rows"]
     )
     left = f'<p class="soft">{found["left"]} more in readiness.json</p>' if found["left"] else ""

@@ -37,6 +37,7 @@ from tests.release.built import KEY, make_build, make_release, make_spec, public
 from tests.release.helpers import DOCKER, OCI, PORTABLE, policy, trusted
 
 pytest.importorskip("huggingface_hub")
+pytest.importorskip("cyclonedx", reason="needs cyclonedx: pip install oci-builder[payload]")
 
 
 @pytest.fixture

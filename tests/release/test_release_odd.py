@@ -26,6 +26,7 @@ from oci_builder.release.publish import readme
 from oci_builder.report import report_data
 from tests.release.built import make_release, publication, request
 
+pytest.importorskip("cyclonedx", reason="needs cyclonedx: pip install oci-builder[payload]")
 SCALARS = st.sampled_from(
     [None, True, 0, -1, 1e300, "", "x", "sha256:", "\ud800", [], {}, [[]], [None], {"a": 1}, "a" * 64]
 )

@@ -5,7 +5,10 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import os
 import shutil
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +24,7 @@ from oci_builder.release.folder import ReleaseFolder
 from oci_builder.release.host import utc_now
 from oci_builder.release.receipts import Answer, judge
 from oci_builder.release.secrets import ScanOptions
-from oci_builder.release.signing import new_key
+from oci_builder.release.signing import new_key, save_key
 from tests.release.built import KEY, make_build, request
 from tests.release.helpers import policy, trusted
 
@@ -265,3 +268,35 @@ def test_a_spec_with_a_credential_is_not_kept(tmp_path: Path) -> None:
     done = record(replace(request(tmp_path), allow=ScanOptions(allow=allowed)))
     assert "spec.json" not in done.files and "provenance.json" in done.files
     assert not [p for p in done.folder.rglob("*") if p.is_file() and b"hunter2" in p.read_bytes()]
+
+
+def cli(place: Path, *words: object) -> subprocess.CompletedProcess[str]:
+    program = "from oci_builder.cli import main; main()"
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "HF_TOKEN": ""}
+    argv = [sys.executable, "-c", program, *(str(word) for word in words)]
+    return subprocess.run(argv, cwd=place, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_from_the_command_line(place: Path) -> None:
+    """record, qualification by the folder's own spec, receipt verify of the provenance, sbom, and what is refused."""
+    save_key(KEY, place / "k")
+    release, trust = "releases/v1-r1", ("--trust", "trust.json")
+    made = cli(place, "record", "dist", release, *trust, "--key", "k", "--json")
+    assert (made.returncode, json.loads(made.stdout)["state"]) == (0, "candidate")
+    (place / "spec.json").rename(place / "moved.json")
+    assert "delivered" in cli(place, "qualification", release, *trust).stdout
+    proof = cli(place, "receipt", "verify", f"{release}/provenance.json", *trust, "--archive", "dist/runtime.tar.gz")
+    assert (proof.returncode, proof.stdout.split(":")[0]) == (0, "verified")
+    bill = json.loads(cli(place, "sbom", "dist", "--tier", "b").stdout)
+    assert bill == document(place, "b.cdx.json")
+    send = ("publish", release, "--archives", "dist", *trust, "--key", "k", "--helper")
+    for words, status in (
+        (("ensure_runtime.sh",), 2), (("ensure_runtime.sh", "--repo", "o/r"), 2), (("none", "--repo", "o/r"), 2),
+        (("ensure_runtime.sh", "--to-registry", "127.0.0.1:1/x:t", "--repo", "o/r"), 2),
+        (("ensure_runtime.sh", "--to-registry", "UPPER CASE"), 2),
+    ):  # fmt: skip
+        refused = cli(place, *send, *words)
+        assert (refused.returncode, "Traceback" in refused.stderr) == (status, False), refused.stderr
+    (place / release / "b.cdx.json").unlink()
+    gone = cli(place, "qualification", release, *trust)
+    assert (gone.returncode, "release.rewritten" in gone.stderr) == (1, True)

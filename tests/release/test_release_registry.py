@@ -29,6 +29,7 @@ from tests.lab.dockerregistry import LOGIN, DockerRegistry, docker_registry, nee
 from tests.release.built import KEY, make_release, publication
 from tests.release.helpers import policy, trusted
 
+pytest.importorskip("cyclonedx", reason="needs cyclonedx: pip install oci-builder[payload]")
 pytestmark = needs_registry
 QUICK = RegistryOptions(attempts=2, first_pause=0.01)
 
