@@ -40,8 +40,10 @@ lint: setup
 bench: setup
 	@scripts/bench.sh $(BENCH_ARGS)
 
+# Seconds for each fuzz target; kills, failing calls and flips take what they take.
+SOAK ?= 300
 soak: setup
-	$(PY) -m pytest -m soak $(PYTEST_ARGS)
+	OCI_BUILDER_SOAK=$(SOAK) $(PY) -m pytest -n $(WORKERS) -m soak $(PYTEST_ARGS)
 
 # No index, host or path may get into the lock: whoever uses it chooses where packages come from.
 lock: setup

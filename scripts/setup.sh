@@ -9,7 +9,8 @@ cd "$(dirname "$0")/.."
 venv=${VENV:-.venv}
 required=(make git xz-utils ca-certificates)
 clients=(docker.io skopeo umoci podman buildah netavark docker-registry)
-tools=(mmdebstrap pigz attr acl libcap2-bin uidmap zstd openssl curl file zsh shellcheck tmux chromium)
+tools=(mmdebstrap pigz attr acl libcap2-bin uidmap zstd openssl curl file zsh shellcheck tmux chromium gcc libc6-dev
+       qemu-user)
 
 say() { printf 'setup: %s\n' "$*" >&2; }
 
