@@ -101,7 +101,7 @@ def test_a_users_full_caches_are_not_the_checks(prefix: Path, tmp_path: Path) ->
 def test_a_host_toolkit_that_lacks_tools_is_for_the_gpu_run_to_judge(prefix: Path, tmp_path: Path) -> None:
     (prefix / "cuda").rename(tmp_path / "host-cuda")
     (tmp_path / "host-cuda/bin/nvcc").unlink()
-    status, rows, _ = run(prefix, CUDA_HOME=str(tmp_path / "host-cuda"))
+    _, rows, _ = run(prefix, CUDA_HOME=str(tmp_path / "host-cuda"))
     assert rows["cuda-tools"]["outcome"] == "deferred" and "nvcc" in rows["cuda-tools"]["reason"]
 
 
