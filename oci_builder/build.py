@@ -144,7 +144,9 @@ class _Build:
             self.spec, base.image.layers, self.store, work,
             limits=self.limits, threads=self.options.jobs, emit=self.emit,
         )  # fmt: skip
-        made = self._write(self._plans(add_licences(runtime, cuda), base))
+        plans = self._plans(add_licences(runtime, cuda), base)
+        base.image.check_room(len(plans), self.limits)
+        made = self._write(plans)
         image, portable_only = self._image(base, made.layers), self._write(self._portable_plans(cuda))
         with scratch_folder(self.out) as staging:
             result = self._archives(image, base, made, portable_only, staging)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from oci_builder.build import BuildOptions, build
-from oci_builder.model.errors import SpecError
+from oci_builder.model.errors import PolicyError, SpecError
 from oci_builder.verify import VerifyOptions, verify_archives
 
 TOOLS = ("bin/nvcc", "bin/ptxas", "bin/cuobjdump", "include/cuda.h")
@@ -110,3 +110,17 @@ def test_what_verify_would_refuse_is_refused_in_the_spec(place: Path, env: str) 
     with pytest.raises(SpecError) as caught:
         made(place, env=[env])
     assert (caught.value.code, str(caught.value.fields["where"]).endswith("spec.json: env")) == ("spec.field", True)
+
+
+def test_too_many_layers_are_refused_before_any_is_made(place: Path) -> None:
+    """B029: an image with more layers than overlayfs stacks is built, and cannot start."""
+    with pytest.raises(PolicyError) as caught:
+        made(place, limits={"layers": 1})
+    assert caught.value.code == "limit.layers"
+    stored = [p for p in (place / "cache/store").rglob("*") if p.is_file() and p.stat().st_size > 0]
+    assert not any(b"module.py" in gunzip(p) for p in stored)
+
+
+def gunzip(path: Path) -> bytes:
+    """A blob's content; nothing of what is no gzip."""
+    return subprocess.run(["gzip", "-dcq"], input=path.read_bytes(), capture_output=True).stdout

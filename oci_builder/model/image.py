@@ -71,13 +71,23 @@ class Image:
         Raises:
             PolicyError: ``limit.layers`` (moby/buildkit#3067: 129 layers build, but cannot start).
         """
-        total = len(self.layers) + len(layers)
+        self.check_room(len(layers), limits)
+        return replace(self, layers=self.layers + layers)
+
+    def check_room(self, count: int, limits: Limits = DEFAULT_LIMITS) -> None:
+        """Refuse ``count`` more layers where an image could not start with them; ask before they are made.
+
+        Raises:
+            PolicyError: ``limit.layers``.
+        """
+        total = len(self.layers) + count
         if total > limits.layers:
             raise PolicyError(
-                "limit.layers", f"{total} layers, the limit is {limits.layers} (overlayfs); squash the base",
+                "limit.layers", f"{len(self.layers)} layers of the base and {count} new ones (one for every set of tiers "
+                f"that shares files) are more than {limits.layers}, which overlayfs can stack: take fewer tiers, or a "
+                "base with fewer layers",
                 expected=f"<= {limits.layers}", actual=total,
             )  # fmt: skip
-        return replace(self, layers=self.layers + layers)
 
     def with_settings(self, settings: Mapping[str, Any], annotations: Mapping[str, str] | None = None) -> Image:
         """This image with other settings and manifest annotations."""
