@@ -84,8 +84,8 @@ class Image:
         if total > limits.layers:
             raise PolicyError(
                 "limit.layers", f"{len(self.layers)} layers of the base and {count} new ones (one for each set of "
-                f"tiers that shares files) are more than {limits.layers}, which overlayfs can stack: take fewer tiers, or a "
-                "base with fewer layers",
+                f"tiers that shares files) are more than {limits.layers}, which overlayfs can stack: take fewer tiers, "
+                "or a base with fewer layers",
                 expected=f"<= {limits.layers}", actual=total,
             )  # fmt: skip
 
