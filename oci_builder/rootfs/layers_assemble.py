@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from oci_builder.model.errors import SpecError, show
+from oci_builder.rootfs.layers_collide import check_against_base, check_room, is_tree_root
 from oci_builder.rootfs.layers_plan import (
     NO_BASE,
     PLAIN,
@@ -82,11 +83,13 @@ def assemble(
 
     Raises:
         SpecError: ``layers.overlap`` when two entries other than folders want the same path, or one stands where
-            another needs a folder.
+            another needs a folder; ``layers.base`` when the base holds something where a scanned tree goes.
     """
     placed: dict[bytes, PlannedEntry] = {}
     for item in items:
         path = item.name
+        if is_tree_root(item):
+            check_room(follow(path, base), base)
         known = placed.setdefault(path, item)
         if known is not item and not (known.source.kind is Kind.DIR and item.source.kind is Kind.DIR):
             raise SpecError("layers.overlap", f"layer {name}: {show(path)} is given twice", where=show(path))
@@ -142,17 +145,19 @@ def rewrite_parents(plan: LayerPlan, base: BaseTree, normal: Normal = PLAIN) -> 
     nothing has to move.
 
     Raises:
-        SpecError: ``layers.symlink`` (a loop), ``layers.overlap``.
+        SpecError: ``layers.symlink`` (a loop), ``layers.overlap``, ``layers.base`` (a file of the base would become a
+            folder, or the reverse).
     """
     moved = {
         name: target
         for item in plan.items
         if item.source.kind is Kind.DIR and (name := item.name) and (target := follow(name, base)) != name
     }
-    if not moved:
-        return plan
-    items = [item for item in (_moved(item, moved) for item in plan.items) if item.name]
-    return assemble(plan.name, items, normal=normal, base=base, tiers=plan.tiers)
+    if moved:
+        items = [item for item in (_moved(item, moved) for item in plan.items) if item.name]
+        plan = assemble(plan.name, items, normal=normal, base=base, tiers=plan.tiers)
+    check_against_base(plan, base)
+    return plan
 
 
 def _moved(item: PlannedEntry, moved: Mapping[bytes, bytes]) -> PlannedEntry:

@@ -1,4 +1,4 @@
-"""The folders and symbolic links of a base's file tree, from its layers: what planning must not run over."""
+"""A base's file tree, by name, from its layers: what planning must not run over."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from oci_builder.model.errors import FormatError
 from oci_builder.model.events import Emit, Event, silent
 from oci_builder.model.image import Layer
 from oci_builder.model.limits import DEFAULT_LIMITS, Limits
-from oci_builder.rootfs.layers_plan import NO_BASE, BaseTree
+from oci_builder.rootfs.layers_plan import NO_BASE, BaseTree, parents
 from oci_builder.rootfs.scan import SourceEntry
 from oci_builder.wire.compress import Compression, decode
 from oci_builder.wire.source import FileRange
@@ -42,7 +42,7 @@ def read_base(
     threads: int = 2,
     emit: Emit = silent,
 ) -> BaseTree:
-    """The folders and links of these layers together, lowest first; read once, then recalled from the store.
+    """What these layers hold together, lowest first; read once, then recalled from the store.
 
     Raises:
         FormatError, PolicyError: what is wrong with a layer (``tar.*``, ``gzip.*``, ``limit.*``, ...).
@@ -72,11 +72,12 @@ def read_base(
 
 
 class BaseCollector:
-    """Applies layers, lowest first, to an empty tree of folders and symbolic links (image-spec layer.md)."""
+    """Applies layers, lowest first, to an empty tree of names (image-spec layer.md)."""
 
     def __init__(self) -> None:
         self._folders: dict[bytes, SourceEntry] = {}
         self._symlinks: dict[bytes, bytes] = {}
+        self._files: dict[bytes, set[bytes]] = {}
 
     def apply(self, entries: Iterable[TarEntry]) -> None:
         """Apply one layer. Whiteouts hide lower layers only, wherever in the layer they stand."""
@@ -90,24 +91,45 @@ class BaseCollector:
             else:
                 added[entry.name] = entry
         for entry in added.values():
-            if entry.kind is not Kind.DIR and entry.name in self._folders:
-                self._remove(entry.name)
-            self._symlinks.pop(entry.name, None)
-            if entry.kind is Kind.SYMLINK:
-                self._symlinks[entry.name] = entry.link
-            elif entry.kind is Kind.DIR and entry.name:
-                self._folders[entry.name] = _folder(entry)
+            if entry.name:
+                self._add(entry)
+
+    def _add(self, entry: TarEntry) -> None:
+        name = entry.name
+        folder, _, last = name.rpartition(b"/")
+        if entry.kind is not Kind.DIR and (name in self._folders or name in self._files):
+            self._remove(name)
+        beside = self._files.setdefault(folder, set())
+        self._symlinks.pop(name, None)
+        if entry.kind in (Kind.DIR, Kind.SYMLINK):
+            beside.discard(last)
+        else:
+            beside.add(last)
+        if entry.kind is Kind.SYMLINK:
+            self._symlinks[name] = entry.link
+        elif entry.kind is Kind.DIR:
+            self._folders[name] = _folder(entry)
 
     def _remove(self, path: bytes, keep: bool = False) -> None:
         below = path + b"/" if path else b""
-        for table in (self._folders, self._symlinks):
+        tables: tuple[dict[bytes, Any], ...] = (self._folders, self._symlinks, self._files)
+        for table in tables:
             gone = [name for name in table if name.startswith(below) or (name == path and not keep)]
             for name in gone:
                 del table[name]
+        folder, _, last = path.rpartition(b"/")
+        if keep:
+            self._files.pop(path, None)
+        elif folder in self._files:
+            self._files[folder].discard(last)
 
     def tree(self) -> BaseTree:
         """What has come of it."""
-        return BaseTree(dict(self._folders), dict(self._symlinks))
+        files = {folder: tuple(sorted(names)) for folder, names in self._files.items()}
+        for name in [*self._folders, *self._files]:
+            for folder in [*parents(name), name]:
+                files.setdefault(folder, ())
+        return BaseTree(dict(self._folders), dict(self._symlinks), files)
 
 
 def _folder(entry: TarEntry) -> SourceEntry:
@@ -126,7 +148,8 @@ def base_to_json(tree: BaseTree) -> dict[str, Any]:
         for name, e in tree.folders.items()
     }  # fmt: skip
     links = {name.decode("latin-1"): target.decode("latin-1") for name, target in tree.symlinks.items()}
-    return {"folders": folders, "symlinks": links}
+    files = {name.decode("latin-1"): [n.decode("latin-1") for n in names] for name, names in tree.files.items()}
+    return {"folders": folders, "symlinks": links, "files": files}
 
 
 def base_from_json(value: Mapping[str, Any]) -> BaseTree:
@@ -144,6 +167,10 @@ def base_from_json(value: Mapping[str, Any]) -> BaseTree:
                 TarEntry(name, Kind.DIR, mode=mode, uid=uid, gid=gid, mtime_ns=mtime_ns, xattrs=xattrs)
             )
         links = {name.encode("latin-1"): target.encode("latin-1") for name, target in value["symlinks"].items()}
+        files = {
+            name.encode("latin-1"): tuple(one.encode("latin-1") for one in names)
+            for name, names in value["files"].items()
+        }
     except (KeyError, TypeError, ValueError, AttributeError):
         raise FormatError("json.shape", "a record of a base's folders is not readable") from None
-    return BaseTree(folders, links)
+    return BaseTree(folders, links, files)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 
 from oci_builder.model.errors import SpecError, show
 from oci_builder.rootfs.scan import SourceEntry
@@ -146,15 +147,33 @@ class LayerPlan:
 
 @dataclass(frozen=True, slots=True)
 class BaseTree:
-    """What planning needs to know of the base's file tree: its folders and symbolic links.
+    """What planning needs to know of the base's file tree.
 
     Attributes:
         folders: clean path -> the folder as the base has it.
         symlinks: clean path -> target.
+        files: every folder, also one that only a path below it tells of -> the names in it that are neither folders
+            nor symbolic links, sorted.
     """
 
     folders: Mapping[bytes, SourceEntry] = field(default_factory=dict)
     symlinks: Mapping[bytes, bytes] = field(default_factory=dict)
+    files: Mapping[bytes, tuple[bytes, ...]] = field(default_factory=dict)
+
+    def has_file(self, path: bytes) -> bool:
+        """Whether something stands at a path that is neither a folder nor a symbolic link."""
+        folder, _, name = path.rpartition(b"/")
+        return name in self.files.get(folder, ())
+
+    def has_folder(self, path: bytes) -> bool:
+        """Whether a folder stands at a path."""
+        return path in self.folders or path in self.files
+
+    def below(self, folder: bytes) -> bytes | None:
+        """The first path below a folder, ``None`` when there is none."""
+        within = [folder + b"/" + names[0] for folder, names in self.files.items() if names]
+        paths = chain(self.folders, self.symlinks, self.files, within)
+        return min((path for path in paths if is_below(path, folder)), default=None)
 
 
 NO_BASE = BaseTree()

@@ -12,6 +12,8 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from oci_builder.rootfs.layers_assemble import follow
+from oci_builder.rootfs.layers_collide import check_room
 from oci_builder.rootfs.layers_plan import (
     NO_BASE,
     PLAIN,
@@ -40,7 +42,7 @@ class PlanOptions:
         normal: owner and times.
         never_share: ``fnmatch`` patterns of paths inside a tier (``*`` matches ``/`` too) whose files are patched at
             run time: stored for each path separately, never a hard link of anything.
-        base: the base's folders keep their metadata where our layers repeat them.
+        base: its folders keep their metadata where our layers repeat them.
     """
 
     prefix: str
@@ -56,6 +58,9 @@ def plan_layers(
 
     Args:
         contents: digests by inode from ``content_digests``; files without one equal only their own inode.
+
+    Raises:
+        SpecError: ``layers.base`` (the base holds something where a tier goes), ``layers.symlink``.
     """
     names = sorted(tiers)
     planner = _Planner(options, names, contents or {})
@@ -98,6 +103,7 @@ class _Planner:
     def place_tier(self, index: int, tree: Tree) -> None:
         """Second pass, in the order that layers have: every entry goes to its layer, after its folders."""
         prefix = b"/".join(part for part in (self.top, b"envs", self.names[index].encode()) if part)
+        check_room(follow(prefix, self.options.base), self.options.base)
         origin = Origin.of_scan(os.fsencode(tree.root), prefix, self.options.normal, tree.started_ns)
         chain = leading_folders(prefix, self.options.normal, self.options.base)
         for draft in self.drafts.values():
