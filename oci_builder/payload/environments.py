@@ -9,11 +9,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import shutil
 import stat
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,11 +23,11 @@ from oci_builder.model.jsontext import dump_json
 from oci_builder.model.spec import LockTier, RequirementsTier
 from oci_builder.payload.checkout import check_commit
 from oci_builder.payload.inventory import from_lock, from_requirements, inventory, normalize
+from oci_builder.payload.lists import all_there, check_list, keep_packages
 from oci_builder.payload.uv import UV_VERSION, Interpreter, Uv, find_interpreter, find_uv, probe_links
 
 INVENTORY = "inventory.json"
 _FORMAT = 2  # of the result: a number more when the same inputs give another environment
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 # uv's own notes, not part of a package: they hold times.
 _NOTES = ("uv_cache.json", "uv_build.json")
 _MODES = {False: 0o644, True: 0o755}
@@ -57,6 +56,7 @@ def realize(name: str, tier: RequirementsTier | LockTier, folder: Path, work: Pa
     Raises:
         SpecError: ``spec.path`` (list, lock or interpreter), ``payload.uv`` (no uv, or another version),
             ``payload.hardlinks`` (the file system has none), ``payload.omit`` (a package that is not there),
+            ``payload.list`` (a list that takes in other files),
             ``payload.lock`` and ``payload.commit`` (a checkout that is not the pinned one).
         IntegrityError: ``payload.hash`` when a package is not what the list says.
         TransportError: ``payload.install`` with uv's own words, ``io.*``.
@@ -77,32 +77,6 @@ def realize(name: str, tier: RequirementsTier | LockTier, folder: Path, work: Pa
     return place / name
 
 
-def keep_packages(text: str, omit: Mapping[str, str], where: str) -> Iterator[str]:
-    """The lines of a requirements list without the packages that are left out.
-
-    Raises:
-        SpecError: ``payload.omit`` when one of those is not in the list: the reason would be about nothing.
-    """
-    omitted = {normalize(package) for package in omit}
-    left, keep = set(omitted), True
-    for line in text.splitlines(keepends=True):
-        if not line[:1].isspace():
-            match = _NAME.match(line)
-            package = normalize(match.group()) if match else ""
-            keep = package not in omitted
-            left.discard(package)
-        if keep:
-            yield line
-    _all_there(left, "list", where)
-
-
-def _all_there(missing: set[str], source: str, where: str) -> None:
-    if missing:
-        raise SpecError(
-            "payload.omit", f"{where}.omit: the {source} has no package {min(missing)!r}", where=f"{where}.omit"
-        )
-
-
 def _read(path: Path, where: str) -> str:
     try:
         return path.read_text()
@@ -114,6 +88,7 @@ def _read(path: Path, where: str) -> str:
 def _requirements(tier: RequirementsTier, folder: Path, where: str) -> _Recipe:
     listed = _read(folder / tier.requirements, f"{where}.requirements")
     wanted = "".join(keep_packages(listed, tier.omit, where))
+    check_list(wanted, f"{where}.requirements")
 
     def install(uv: Uv, target: Path, scratch: Path) -> None:
         file = scratch / "requirements.txt"
@@ -140,7 +115,7 @@ def _lock(tier: LockTier, folder: Path, where: str) -> _Recipe:
         listed = from_lock(tomllib.loads(text))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise SpecError("payload.lock", f"{where}: {project}/uv.lock: {error}", where=where) from None
-    _all_there({normalize(p) for p in tier.omit} - set(listed), "lock", where)
+    all_there({normalize(p) for p in tier.omit} - set(listed), "lock", where)
     left_out = [word for package in sorted(tier.omit) for word in ("--no-install-package", package)]
 
     def install(uv: Uv, target: Path, _scratch: Path) -> None:

@@ -46,7 +46,8 @@ def from_requirements(requirements: str) -> dict[str, dict[str, Any]]:
             item = out.setdefault(normalize(match[1]), {"hashes": []})
             item["hashes"] = sorted({*item["hashes"], *_HASH.findall(entry)})
             if match[2] == "@":
-                item["source"] = match[3]
+                # A folder of the build machine is not named.
+                item["source"] = "local" if match[3].startswith(("file:", "/")) else match[3]
     return out
 
 

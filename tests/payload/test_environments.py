@@ -17,7 +17,8 @@ from oci_builder.model.events import silent
 from oci_builder.model.spec import LockTier, RequirementsTier
 from oci_builder.payload import environments
 from oci_builder.payload import uv as tools
-from oci_builder.payload.environments import keep_packages, realize
+from oci_builder.payload.environments import realize
+from oci_builder.payload.lists import keep_packages
 
 try:
     tools.find_uv(Path("/nonexistent"))
@@ -155,6 +156,40 @@ def test_a_requirement_without_a_hash_is_refused(place: Path) -> None:
     with pytest.raises(TransportError) as caught:
         realize("base", TIER, place, place / "work", silent)
     assert caught.value.code == "payload.install"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "-r {}/inc.txt", "-r inc.txt", "-r{}/inc.txt", "  --requirement={}/inc.txt", "-c {}/inc.txt", "-e {}/inc", "-e .",
+        "--constraint \\\n  {}/inc.txt", "--find-links wheels", "one @ file:wheels/one-1.0-py3-none-any.whl",
+        "./wheels/one-1.0-py3-none-any.whl --hash=sha256:00", "--pre",
+    ],
+)  # fmt: skip
+def test_a_list_that_takes_in_other_files_is_refused(place: Path, line: str) -> None:
+    """What another file says is not in the key: the next build would ship the old packages without a word."""
+    (place / "inc.txt").write_text((place / "base.txt").read_text())
+    (place / "base.txt").write_text("# all of it\n" + line.format(place) + "\n")
+    with pytest.raises(SpecError) as caught:
+        realize("base", TIER, place, place / "work", silent)
+    assert caught.value.code == "payload.list" and caught.value.fields["where"] == "tiers.base.requirements"
+
+
+def test_a_list_may_say_where_packages_come_from(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("UV_FIND_LINKS")
+    listed = (place / "base.txt").read_text()
+    text = f"--find-links {place}/wheels  # ours\n--no-index\n--only-binary=:all:\n{listed}"
+    (place / "base.txt").write_text(text)
+    assert realize("base", TIER, place, place / "work", silent).is_dir()
+
+
+def test_a_wheel_by_path_is_pinned_by_its_hash_and_its_folder_is_not_named(place: Path) -> None:
+    one = place / "wheels/one-1.0-py3-none-any.whl"
+    digest = hashlib.sha256(one.read_bytes()).hexdigest()
+    (place / "base.txt").write_text(f"one @ {one.as_uri()} --hash=sha256:{digest}\n")
+    env = realize("base", TIER, place, place / "work", silent)
+    found = json.loads((env.parent / "inventory.json").read_bytes())["packages"]
+    assert [(p["name"], p["hashes"], p["source"]) for p in found] == [("one", [digest], "local")]
 
 
 def test_cache_on_another_file_system_is_an_error(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
