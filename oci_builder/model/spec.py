@@ -32,7 +32,7 @@ from oci_builder.model.env import is_hollow
 from oci_builder.model.errors import OciBuilderError, SpecError, show
 from oci_builder.model.jsontext import dump_json, load_json
 from oci_builder.model.limits import Limits
-from oci_builder.model.specvalues import check_patterns, check_prefix, check_user, read_input
+from oci_builder.model.specvalues import check_patterns, check_place, check_prefix, check_user, read_input
 
 _ENV = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=[^\0\n]*\Z")
 
@@ -53,6 +53,9 @@ DigestField = Annotated[
 ]
 
 
+Place = Annotated[StrictStr, Field(min_length=1), AfterValidator(check_place)]
+
+
 class RegistryBase(SpecModel):
     """A base image in a registry, by digest. The digest may name an index or a manifest."""
 
@@ -66,20 +69,20 @@ class RegistryBase(SpecModel):
 class OciBase(SpecModel):
     """A base image in an OCI layout folder or OCI archive."""
 
-    oci: StrictStr
+    oci: Place
     digest: DigestField | None = None
 
 
 class DockerBase(SpecModel):
     """A base image in a Docker archive (docker save)."""
 
-    docker: StrictStr
+    docker: Place
 
 
 class RootfsBase(SpecModel):
     """A base made of a root file system: a folder, or a tar of one."""
 
-    rootfs: StrictStr
+    rootfs: Place
     exclude: Annotated[tuple[StrictStr, ...], AfterValidator(check_patterns)] = Field(
         default=(), description="paths below the root that are left out"
     )
@@ -131,13 +134,13 @@ BuildEnv = dict[Annotated[str, Field(pattern=r"^[A-TV-Za-z_][A-Za-z0-9_]*$")], S
 class PathTier(SpecModel):
     """A tier that stands on disk already."""
 
-    path: StrictStr = Field(min_length=1, description="folder whose tree lands in <prefix>/envs/<tier>")
+    path: Place = Field(description="folder whose tree lands in <prefix>/envs/<tier>")
 
 
 class RequirementsTier(SpecModel):
     """A tier installed by uv from a list of names, versions and hashes."""
 
-    requirements: StrictStr = Field(description="requirements file with hashes, resolved beforehand")
+    requirements: Place = Field(description="requirements file with hashes, resolved beforehand")
     python: StrictStr = Field(default="host", description="version, path of an interpreter, or host")
     omit: dict[StrictStr, StrictStr] = Field(default_factory=dict, description="package left out -> reason")
     build_env: BuildEnv = Field(default_factory=dict, description="variables for packages that are built from source")
@@ -146,8 +149,8 @@ class RequirementsTier(SpecModel):
 class LockTier(SpecModel):
     """A tier installed by uv from a project's uv.lock with extras."""
 
-    project: StrictStr
-    lock: StrictStr | None = None
+    project: Place
+    lock: Place | None = None
     commit: StrictStr | None = Field(default=None, description="the checkout's commit, verified")
     extras: tuple[StrictStr, ...] = ()
     python: StrictStr = "host"
@@ -257,7 +260,7 @@ class Spec(SpecModel):
     user: Annotated[StrictStr | None, AfterValidator(check_user)] = None
     workdir: StrictStr | None = Field(default=None, pattern=r"^/[^\x00]*$")
     labels: dict[StrictStr, StrictStr] = Field(default_factory=dict)
-    files: StrictStr | None = Field(default=None, description="folder of layer definitions (*.toml) and their files")
+    files: Place | None = Field(default=None, description="folder of layer definitions (*.toml) and their files")
     never_share: tuple[StrictStr, ...] = Field(
         default=(), description="path patterns inside a tier that are patched at run time and so never hard-linked"
     )
@@ -351,7 +354,9 @@ def _spec_error(error: ValidationError, where: str) -> SpecError:
 def _place(problem: Any) -> list[Any]:
     # The discriminator's tag is part of pydantic's location; people know only the keys they wrote.
     loc = list(problem["loc"])
-    return [p for i, p in enumerate(loc) if not (i and p in _BASES and loc[0] == "base" and i == 1)]
+    tags = {"base": (1, _BASES), "tiers": (2, _TIERS)}
+    at, names = tags.get(loc[0] if loc else "", (0, ()))
+    return loc[:at] + loc[at + 1 :] if names and len(loc) > at + 1 and loc[at] in names else loc
 
 
 def _shown(problem: Any) -> str:

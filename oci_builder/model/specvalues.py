@@ -10,6 +10,8 @@ from pathlib import Path
 from oci_builder.model.errors import SpecError, show
 
 _COMPONENT = 255
+# PATH_MAX of limits.h, its final NUL not counted.
+_PLACE = 4095
 _KERNELS = ("proc", "sys", "dev")
 # Ray starts workers through ``bash -c`` without quoting, and uv's launchers do not survive every character.
 _PREFIX = re.compile(r"/[A-Za-z0-9._+@=-]+(/[A-Za-z0-9._+@=-]+)*\Z")
@@ -30,6 +32,18 @@ def check_prefix(value: str) -> str:
         raise ValueError(f"a part is longer than {_COMPONENT} bytes, which no file system holds")
     if value.split("/")[1] in _KERNELS:
         raise ValueError("the kernel's own file systems are mounted over /proc, /sys and /dev when an image runs")
+    return value
+
+
+def check_place(value: str) -> str:
+    """A path of this machine that a kernel can look for."""
+    size = len(value.encode("utf-8", "surrogateescape"))
+    if "\0" in value:
+        raise ValueError("a path holds no NUL character")
+    if size > _PLACE:
+        raise ValueError(f"a path of {size} bytes, the kernel takes {_PLACE}")
+    if any(len(part.encode("utf-8", "surrogateescape")) > _COMPONENT for part in value.split("/")):
+        raise ValueError(f"a part is longer than {_COMPONENT} bytes, which no file system holds")
     return value
 
 

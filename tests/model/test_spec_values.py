@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,31 @@ def test_refused(changes: dict[str, Any], field: str) -> None:
 ])  # fmt: skip
 def test_accepted(changes: dict[str, Any]) -> None:
     parse(**changes)
+
+
+PLACES = (
+    ("base.rootfs", lambda path: {"base": {"rootfs": path}}), ("base.oci", lambda path: {"base": {"oci": path}}),
+    ("base.docker", lambda path: {"base": {"docker": path}}), ("files", lambda path: {"files": path}),
+    ("tiers.a.path", lambda path: {"tiers": {"a": {"path": path}}}),
+    ("tiers.a.requirements", lambda path: {"tiers": {"a": {"requirements": path}}}),
+    ("tiers.a.project", lambda path: {"tiers": {"a": {"project": path}}}),
+    ("tiers.a.lock", lambda path: {"tiers": {"a": {"project": "p", "lock": path}}}),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("field", "changes"), PLACES, ids=[field for field, _ in PLACES])
+@pytest.mark.parametrize("path", ["", "nul\0name", "a/" * 2048, "a" * 256, "ä" * 128])
+def test_paths_that_no_kernel_looks_for(field: str, changes: Callable[[str], dict[str, Any]], path: str) -> None:
+    """They are the spec's fault, and the field that has them is named as it was written."""
+    with pytest.raises(SpecError) as error:
+        parse(**changes(path))
+    assert error.value.code == "spec.field" and f" {field}: " in error.value.message
+
+
+@pytest.mark.parametrize("path", ["ä" * 127, "a/" * 2047 + "b", "new\nline", "."])
+def test_paths_that_may_be_there(path: str) -> None:
+    for _, changes in PLACES:
+        parse(**changes(path))
 
 
 def test_a_spec_that_is_no_file(tmp_path: Path) -> None:

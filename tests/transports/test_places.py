@@ -81,3 +81,13 @@ def test_two_builds_into_one_folder_leave_the_files_of_one(tmp_path: Path) -> No
         known = {who: Outputs(tmp_path / "out", NAMES, cache).known(who.encode()) for who in ("a", "b")}
     last = json.loads(left.pop())
     assert known == {who: {"record.json": last} if last.startswith(who) else None for who in ("a", "b")}
+
+
+@pytest.mark.parametrize("path", ["loop", "/".join(["d" * 200] * 19)], ids=["loop", "too long below its folder"])
+def test_inputs_that_cannot_be_looked_for(tmp_path: Path, path: str) -> None:
+    folder = tmp_path / ("f" * 250)
+    folder.mkdir()
+    (folder / "loop").symlink_to("loop")
+    with pytest.raises(SpecError) as error:
+        check_places(spec_of(tiers={"a": {"path": path}}), folder, tmp_path / "out", tmp_path / "cache")
+    assert error.value.code == "spec.path"
