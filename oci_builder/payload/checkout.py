@@ -1,44 +1,143 @@
-"""A project's checkout: is it at the pinned commit, with nothing changed?"""
+"""A project's checkout: is it at a commit with nothing changed, and a second checkout of that commit alone.
+
+What is built from a project comes from the commit, never from the working tree: files that no commit holds (a new
+module, leftovers of an earlier build) would get into packages unseen.
+"""
 
 from __future__ import annotations
 
+import os
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 from oci_builder.model.errors import SpecError, show
 
+# The user's and the system's settings must decide neither what counts as a change nor what is written.
+_SETTINGS = (
+    "core.fsmonitor=false", "core.autocrlf=false", "core.eol=lf", "core.attributesFile=/dev/null",
+    "core.hooksPath=/dev/null", "submodule.recurse=false", "protocol.file.allow=always",
+)  # fmt: skip
+# A hook's variables name another repository.
+_FOREIGN = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_COMMON_DIR", "GIT_PREFIX")
+_SUBMODULE = b"160000 "
 
-def check_commit(project: Path, commit: str, where: str) -> None:
-    """Prove that a git checkout is at a commit and holds no change, submodules included.
+
+def git(place: Path, *words: str, where: str = "") -> bytes:
+    """What git prints about a checkout.
+
+    Args:
+        place: a folder of the checkout.
+        where: the spec's field to blame.
+
+    Raises:
+        SpecError: ``payload.commit`` with git's own words.
+    """
+    blamed, told = where or str(place), f"{where}: " if where else ""
+    argv = ["git", *_each("-c", _SETTINGS), "-C", str(place), *words]
+    env = {name: value for name, value in os.environ.items() if name not in _FOREIGN}
+    try:
+        done = subprocess.run(argv, capture_output=True, check=False, env=env)
+    except OSError as error:
+        raise SpecError("payload.commit", f"{told}cannot run git: {error.strerror}", where=blamed) from None
+    if done.returncode:
+        words_of_git = done.stderr.decode(errors="replace").strip()
+        raise SpecError("payload.commit", f"{told}{show(str(place))}: {words_of_git}", where=blamed)
+    return done.stdout
+
+
+def check_commit(project: Path, commit: str | None, where: str) -> str:
+    """Prove that a git checkout is at a commit and holds no change, submodules included; the commit's id.
+
+    Args:
+        commit: the pinned id; ``None`` for whatever is checked out.
 
     Raises:
         SpecError: ``payload.commit``.
     """
-    head = _git(project, where, "rev-parse", "HEAD")
-    if head != commit:
+    field = f"{where}.commit" if commit else f"{where}.project"
+    head = _line(project, field, "rev-parse", "HEAD")
+    if commit is not None and head != commit:
         raise SpecError(
             "payload.commit", f"{where}: {show(str(project))} is at {head}, wanted {commit}: git checkout {commit}",
-            where=f"{where}.commit", expected=commit, actual=head,
+            where=field, expected=commit, actual=head,
         )  # fmt: skip
-    changed = _git(project, where, "status", "--porcelain", "--untracked-files=no", "--ignore-submodules=none")
+    changed = _line(project, field, "status", "--porcelain", "--untracked-files=no", "--ignore-submodules=none")
     if changed:
-        first = changed.splitlines()[0]
         raise SpecError(
-            "payload.commit", f"{where}: {show(str(project))} has changes: {first}", where=f"{where}.commit"
+            "payload.commit",
+            f"{where}: {show(str(project))} has changes: {changed.splitlines()[0]}; commit them: what is built and "
+            "shipped of a project is a commit of it",
+            where=field,
         )
+    return head
 
 
-def _git(project: Path, where: str, *words: str) -> str:
-    # The user's and the system's settings must not decide what counts as a change.
-    argv = ["git", "-c", "core.fsmonitor=false", "-C", str(project), *words]
+def untracked(project: Path, where: str) -> tuple[str, ...]:
+    """Files and folders below a project that no commit holds and git does not ignore.
+
+    Raises:
+        SpecError: ``payload.commit``.
+    """
+    out = git(project, "ls-files", "-z", "--others", "--exclude-standard", "--directory", where=where)
+    return tuple(show(path) for path in out.split(b"\0") if path)
+
+
+def file_at(project: Path, commit: str, name: str, where: str) -> str:
+    """A text file of the project as the commit has it.
+
+    Raises:
+        SpecError: ``payload.commit`` when the commit has no such file.
+    """
     try:
-        done = subprocess.run(argv, capture_output=True, text=True, check=False)
-    except OSError as error:
-        raise SpecError(
-            "payload.commit", f"{where}: cannot run git: {error.strerror}", where=f"{where}.commit"
-        ) from None
-    if done.returncode:
-        raise SpecError(
-            "payload.commit", f"{where}: {show(str(project))}: {done.stderr.strip()}", where=f"{where}.commit"
-        )
-    return done.stdout.strip()
+        return git(project, "show", f"{commit}:./{name}", where=where).decode().replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        raise SpecError("payload.commit", f"{where}: {name}: {error}", where=where) from None
+
+
+def clone(project: Path, commit: str, target: Path, where: str) -> Path:
+    """Check a commit out beside, submodules that the checkout has included; the project's folder in it.
+
+    It has a ``.git`` of its own, for build backends that ask git for the version.
+
+    Raises:
+        SpecError: ``payload.commit``.
+    """
+    _clone(top_of(project, where), commit, target, where)
+    return target / _line(project, where, "rev-parse", "--show-prefix")
+
+
+def top_of(project: Path, where: str) -> Path:
+    """The top folder of the checkout that a project lies in.
+
+    Raises:
+        SpecError: ``payload.commit``.
+    """
+    return Path(_line(project, where, "rev-parse", "--show-toplevel"))
+
+
+def _clone(source: Path, commit: str, target: Path, where: str) -> None:
+    git(
+        source, "clone", "--quiet", "--shared", "--no-checkout", "--template=", *_each("-c", _SETTINGS), str(source),
+        str(target), where=where,
+    )  # fmt: skip
+    git(target, "checkout", "--quiet", "--detach", commit, where=where)
+    for path, inner in _submodules(target, commit, where):
+        if (source / path / ".git").exists():
+            _clone(source / path, inner, target / path, where)
+
+
+def _submodules(place: Path, commit: str, where: str) -> Iterator[tuple[str, str]]:
+    for entry in git(place, "ls-tree", "-r", "-z", "--full-tree", commit, where=where).split(b"\0"):
+        if entry.startswith(_SUBMODULE):
+            about, path = entry.split(b"\t", 1)
+            yield os.fsdecode(path), about.split()[2].decode()
+
+
+def _line(project: Path, where: str, *words: str) -> str:
+    return git(project, *words, where=where).decode(errors="surrogateescape").strip()
+
+
+def _each(option: str, values: tuple[str, ...]) -> Iterator[str]:
+    for value in values:
+        yield from (option, value)

@@ -14,6 +14,7 @@ import stat
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,13 @@ from oci_builder.model.errors import SpecError, TransportError, disk_error, show
 from oci_builder.model.events import Emit, Event
 from oci_builder.model.jsontext import dump_json
 from oci_builder.model.spec import LockTier, RequirementsTier
-from oci_builder.payload.checkout import check_commit
-from oci_builder.payload.inventory import from_lock, from_requirements, inventory, normalize
+from oci_builder.payload.checkout import check_commit, clone, file_at, top_of, untracked
+from oci_builder.payload.inventory import from_lock, from_requirements, inventory, local_sources, normalize
 from oci_builder.payload.lists import all_there, check_list, keep_packages
 from oci_builder.payload.uv import UV_VERSION, Interpreter, Uv, find_interpreter, find_uv, probe_links
 
 INVENTORY = "inventory.json"
-_FORMAT = 2  # of the result: a number more when the same inputs give another environment
+_FORMAT = 3  # of the result: a number more when the same inputs give another environment
 # uv's own notes, not part of a package: they hold times.
 _NOTES = ("uv_cache.json", "uv_build.json")
 _MODES = {False: 0o644, True: 0o755}
@@ -57,12 +58,16 @@ def realize(name: str, tier: RequirementsTier | LockTier, folder: Path, work: Pa
         SpecError: ``spec.path`` (list, lock or interpreter), ``payload.uv`` (no uv, or another version),
             ``payload.hardlinks`` (the file system has none), ``payload.omit`` (a package that is not there),
             ``payload.list`` (a list that takes in other files),
-            ``payload.lock`` and ``payload.commit`` (a checkout that is not the pinned one).
+            ``payload.lock`` and ``payload.commit`` (a checkout that is not the pinned one, or has changes),
+            ``payload.project`` (a package from a folder that the commit does not have).
         IntegrityError: ``payload.hash`` when a package is not what the list says.
         TransportError: ``payload.install`` with uv's own words, ``io.*``.
     """
     where = f"tiers.{name}"
-    recipe = _requirements(tier, folder, where) if isinstance(tier, RequirementsTier) else _lock(tier, folder, where)
+    if isinstance(tier, RequirementsTier):
+        recipe = _requirements(tier, folder, where)
+    else:
+        recipe = _lock(tier, folder, where, emit)
     uv = find_uv(work)
     python = find_interpreter(tier.python, uv, f"{where}.python")
     parts = [_FORMAT, UV_VERSION, str(python.path), python.identity, recipe.inputs, dict(tier.omit)]
@@ -101,36 +106,64 @@ def _requirements(tier: RequirementsTier, folder: Path, where: str) -> _Recipe:
     return _Recipe([wanted, tier.build_env] if tier.build_env else wanted, from_requirements(wanted), install)
 
 
-def _lock(tier: LockTier, folder: Path, where: str) -> _Recipe:
+def _lock(tier: LockTier, folder: Path, where: str, emit: Emit) -> _Recipe:
     project = (folder / tier.project).absolute()
-    text = _read(project / "uv.lock", f"{where}.project")
-    settings = _read(project / "pyproject.toml", f"{where}.project")
+    _read(project / "uv.lock", f"{where}.project")
+    commit = check_commit(project, tier.commit, where)
+    text, settings = (file_at(project, commit, name, f"{where}.project") for name in ("uv.lock", "pyproject.toml"))
     if tier.lock is not None and _read(folder / tier.lock, f"{where}.lock") != text:
         raise SpecError(
             "payload.lock", f"{where}: the project's uv.lock is not {show(tier.lock)}", where=f"{where}.lock"
         )
-    if tier.commit is not None:
-        check_commit(project, tier.commit, where)
     try:
-        listed = from_lock(tomllib.loads(text))
+        lock = tomllib.loads(text)
+        listed, local = from_lock(lock), local_sources(lock)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise SpecError("payload.lock", f"{where}: {project}/uv.lock: {error}", where=where) from None
-    all_there({normalize(p) for p in tier.omit} - set(listed), "lock", where)
-    left_out = [word for package in sorted(tier.omit) for word in ("--no-install-package", package)]
+    omitted = {normalize(package) for package in tier.omit}
+    all_there(omitted - set(listed), "lock", where)
+    local = {package: path for package, path in local.items() if package not in omitted}
+    _check_inside(project, local, where)
+    left = untracked(project, where) if tier.commit is None else ()
+    if left:
+        told = f"no commit has {', '.join(left[:3])}{' and more' if left[3:] else ''}, so they are left out"
+        emit(Event("warning", where, message=f"{show(str(project))}: {told}"))
+    inputs = [text, settings, list(tier.extras), commit, *([tier.build_env] if tier.build_env else [])]
+    return _Recipe(inputs, listed, partial(_sync, tier, project, commit, tuple(local), where))
 
-    def install(uv: Uv, target: Path, _scratch: Path) -> None:
-        argv: list[str | Path] = [
-            "sync", "--quiet", "--frozen", "--no-editable", "--no-install-project", "--link-mode", "hardlink",
-            "--no-compile-bytecode", "--project", project, *left_out,
-        ]  # fmt: skip
-        env = {**tier.build_env, "UV_PROJECT_ENVIRONMENT": str(target)}
-        # What an extra builds without isolation finds its build requirements in the environment: the plain tier first.
-        uv.run(*argv, env=env)
-        if tier.extras:
-            uv.run(*argv, *(word for extra in tier.extras for word in ("--extra", extra)), env=env)
 
-    inputs = [text, settings, list(tier.extras), tier.commit, *([tier.build_env] if tier.build_env else [])]
-    return _Recipe(inputs, listed, install)
+def _check_inside(project: Path, local: Mapping[str, str], where: str) -> None:
+    """Packages of other folders have a content that the commit does not pin."""
+    top = top_of(project, where).resolve()
+    for package, path in local.items():
+        if not (project.resolve() / path).resolve().is_relative_to(top):
+            raise SpecError(
+                "payload.project",
+                f"{where}: the lock takes {package} from {show(path)}, outside of the checkout, where no commit says "
+                "what it is: move it in, take it from a git source, or omit it",
+                where=f"{where}.project",
+            )
+
+
+def _sync(
+    tier: LockTier, project: Path, commit: str, local: tuple[str, ...], where: str, uv: Uv, target: Path, scratch: Path
+) -> None:
+    checkout = scratch / "checkout"
+    # uv takes a wheel that it built from a folder for as good as new while the folder's pyproject.toml keeps its time.
+    words = [
+        *(word for package in local for word in ("--refresh-package", package)),
+        *(word for package in sorted(tier.omit) for word in ("--no-install-package", package)),
+    ]
+    argv: list[str | Path] = [
+        "sync", "--quiet", "--frozen", "--no-editable", "--no-install-project", "--link-mode", "hardlink",
+        "--no-compile-bytecode", "--project", clone(project, commit, checkout, where), *words,
+    ]  # fmt: skip
+    env = {**tier.build_env, "UV_PROJECT_ENVIRONMENT": str(target)}
+    # What an extra builds without isolation finds its build requirements in the environment: the plain tier first.
+    uv.run(*argv, env=env)
+    if tier.extras:
+        uv.run(*argv, *(word for extra in tier.extras for word in ("--extra", extra)), env=env)
+    shutil.rmtree(checkout)
 
 
 def _make(
@@ -161,8 +194,8 @@ def _make(
 def settle(target: Path, made_in: Path) -> None:
     """Make an environment the same whenever and wherever it was made. Idempotent.
 
-    uv's notes go; modes lose the umask; what was written just now (files with one name, folders, links) loses its time.
-    Files of uv's cache keep theirs: they have other names in other environments.
+    uv's notes and the names of local origins go; modes lose the umask; what was written just now (files with one name,
+    folders, links) loses its time. Files of uv's cache keep theirs: they have other names in other environments.
 
     Raises:
         TransportError: ``payload.prefix`` when a launcher or ``pyvenv.cfg`` names the folder it was made in.
@@ -196,6 +229,10 @@ def _settle_file(path: Path) -> None:
 
 def _drop_notes(folder: Path) -> None:
     dropped = [folder / name for name in _NOTES if (folder / name).exists()]
+    origin = folder / "direct_url.json"
+    # A folder of the build machine (PEP 610), of no use elsewhere and another one in each build.
+    if origin.exists() and b'"file:' in origin.read_bytes():
+        dropped.append(origin)
     record = folder / "RECORD"
     if dropped and record.is_file():
         gone = tuple(f"{folder.name}/{path.name}," for path in dropped)

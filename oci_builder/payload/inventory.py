@@ -13,6 +13,7 @@ from typing import Any
 
 _HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
 _PINNED = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)(?:\[[^]]*\])?\s*(==|@)\s*([^\s;\\]+)")
+_LOCAL = frozenset({"directory", "editable", "path"})
 _CLASSIFIER = "License :: OSI Approved :: "
 
 
@@ -61,6 +62,22 @@ def from_lock(lock: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         source = package.get("source", {})
         if "git" in source or "url" in source:
             item["source"] = f"git+{source['git']}" if "git" in source else source["url"]
+        elif not _LOCAL.isdisjoint(source):
+            item["source"] = "local"
+    return out
+
+
+def local_sources(lock: Mapping[str, Any]) -> dict[str, str]:
+    """Package -> path relative to the project, of what a parsed ``uv.lock`` takes from folders and files.
+
+    The project itself is none of them.
+    """
+    out = {}
+    for package in lock.get("package", []):
+        source = package.get("source", {})
+        for path in (str(source[kind]) for kind in _LOCAL.intersection(source)):
+            if path != ".":
+                out[normalize(package["name"])] = path
     return out
 
 

@@ -8,8 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from oci_builder.model.errors import SpecError, TransportError, show
+from oci_builder.model.errors import SpecError, TransportError
 from oci_builder.model.jsontext import dump_json
+from oci_builder.payload.checkout import git
 from oci_builder.payload.python import settle_copy
 
 RECORD = "SOURCE.json"
@@ -37,7 +38,7 @@ def export_source(project: Path, commit: str, target: Path, overlay: Path | None
     target.mkdir(parents=True)
     commit = resolve_commit(project, commit)
     unpacked = subprocess.run(
-        ["tar", "-x", "--no-same-owner", "-C", str(target)], input=_git(project, "archive", "--format=tar", commit),
+        ["tar", "-x", "--no-same-owner", "-C", str(target)], input=git(project, "archive", "--format=tar", commit),
         capture_output=True, check=False,
     )  # fmt: skip
     if unpacked.returncode:
@@ -54,7 +55,7 @@ def resolve_commit(project: Path, name: str) -> str:
     Raises:
         SpecError: ``payload.commit``.
     """
-    return _git(project, "rev-parse", "--verify", "--end-of-options", f"{name}^{{commit}}").decode().strip()
+    return git(project, "rev-parse", "--verify", "--end-of-options", f"{name}^{{commit}}").decode().strip()
 
 
 def apply_overlay(tree: Path, overlay: Path) -> list[str]:
@@ -73,17 +74,3 @@ def apply_overlay(tree: Path, overlay: Path) -> list[str]:
 def _is_for(overlay: Path, commit: str) -> bool:
     found = json.loads((overlay / "overlay.json").read_text())
     return bool(found.get("commit") == commit)
-
-
-def _git(project: Path, *words: str) -> bytes:
-    # The user's settings decide neither what is exported nor how lines end.
-    own = ("core.fsmonitor=false", "core.autocrlf=false", "core.eol=lf", "core.attributesFile=/dev/null")
-    argv = ["git", *(word for setting in own for word in ("-c", setting)), "-C", str(project), *words]
-    try:
-        done = subprocess.run(argv, capture_output=True, check=False)
-    except OSError as error:
-        raise SpecError("payload.commit", f"cannot run git: {error.strerror}", where=str(project)) from None
-    if done.returncode:
-        words_of_git = done.stderr.decode(errors="replace").strip()
-        raise SpecError("payload.commit", f"{show(str(project))}: {words_of_git}", where=str(project))
-    return done.stdout
