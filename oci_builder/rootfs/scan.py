@@ -81,11 +81,18 @@ class ScanPolicy:
         setid: keep set-user-ID and set-group-ID files; else they are refused.
         nodes: leave standard device nodes out with a warning; else every device is refused.
         exclude: ``fnmatch`` patterns of paths to leave out, with all below them; ``*`` matches ``/`` too.
+        excluder: where the user writes such patterns, for messages; empty where nobody can.
     """
 
     setid: bool = False
     nodes: bool = False
     exclude: tuple[str, ...] = ()
+    excluder: str = ""
+
+    @property
+    def remove(self) -> str:
+        """What to do about an entry that cannot be kept."""
+        return f"remove it, or leave it out with {self.excluder}" if self.excluder else "remove it"
 
 
 TIER_POLICY = ScanPolicy()
@@ -143,6 +150,7 @@ class _Scan:
         self.entries: list[SourceEntry] = []
         self.noticed: dict[str, list[bytes]] = {}
         self.no_xattrs: set[int] = set()
+        self.dropped: set[bytes] = set()
         self.linked: dict[tuple[int, int], tuple[tuple[bytes, bytes], ...]] = {}
         self.numbers: dict[int, int] = {}
         self.prefix = os.fsencode(root) + b"/"
@@ -234,10 +242,10 @@ class _Scan:
             if entry.size > self.limits.entry_size:
                 self._refuse("limit.entry", entry.path, f"{entry.size} bytes, the limit is {self.limits.entry_size}")
         elif entry.kind is Kind.FIFO:
-            self._refuse("entry.special", entry.path, "a fifo cannot be shipped; remove or exclude it")
+            self._refuse("entry.special", entry.path, f"a fifo cannot be shipped; {self.policy.remove}")
         elif entry.kind is not Kind.SYMLINK:
             if not (self.policy.nodes and entry.kind is Kind.CHAR and self._standard_node(entry.path)):
-                self._refuse("entry.device", entry.path, "a device node cannot be shipped; remove or exclude it")
+                self._refuse("entry.device", entry.path, f"a device node cannot be shipped; {self.policy.remove}")
             self._notice("scan.node", entry.path)
             return False
         return True
@@ -247,7 +255,7 @@ class _Scan:
             raise SpecError(
                 "layers.whiteout",
                 f"{show(self.prefix + path)}: in a layer, a name that begins with .wh. means a deletion "
-                "(OCI image spec, layer.md); rename or exclude it",
+                f"(OCI image spec, layer.md); rename it or {self.policy.remove}",
                 where=show(path),
             )
         if len(path) > self.limits.name or len(name) > self.limits.component:
@@ -280,7 +288,11 @@ class _Scan:
             names = os.listxattr(place, follow_symlinks=False)
             if not names:
                 return ()
-            kept = sorted(name for name in map(os.fsencode, names) if kept_xattr(name))
+            found = [os.fsencode(name) for name in names]
+            kept = sorted(name for name in found if kept_xattr(name))
+            if len(kept) < len(found):
+                self._notice("scan.xattr", entry.path)
+                self.dropped.update(name for name in found if not kept_xattr(name))
             return tuple((name, os.getxattr(place, name, follow_symlinks=False)) for name in kept)
         except OSError as error:
             if error.errno not in (errno.ENOTSUP, errno.ENOSYS):
@@ -293,7 +305,10 @@ class _Scan:
 
     def findings(self) -> tuple[Finding, ...]:
         """One finding a kind, with the first names."""
-        return tuple(_finding(code, self.root, paths) for code, paths in sorted(self.noticed.items()))
+        names = _some(sorted(self.dropped))
+        count = len(self.noticed.get("scan.xattr", ()))
+        notes = _NOTES | {"scan.xattr": f"extended attributes of {count} entries are not kept ({names})"}
+        return tuple(_finding(code, notes[code], self.root, paths) for code, paths in sorted(self.noticed.items()))
 
 
 _NOTES = {
@@ -304,11 +319,16 @@ _NOTES = {
 }
 
 
-def _finding(code: str, root: Path, paths: list[bytes]) -> Finding:
-    named = ", ".join(show(path) for path in paths[:_NAMED])
-    more = f" and {len(paths) - _NAMED} more" if len(paths) > _NAMED else ""
-    message = f"{show(str(root))}: {_NOTES[code]}: {named}{more}"
-    return Finding(code, "warning", str(root), actual=named + more, message=message, exit_status=0)
+def _finding(code: str, note: str, root: Path, paths: list[bytes]) -> Finding:
+    named = _some(paths)
+    message = f"{show(str(root))}: {note}: {named}"
+    return Finding(code, "warning", str(root), actual=named, message=message, exit_status=0)
+
+
+def _some(names: list[bytes]) -> str:
+    """The first names, and how many more there are."""
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(show(name or b".") for name in names[:_NAMED]) + more
 
 
 def _no_root(root: Path, error: OSError) -> OciBuilderError:

@@ -52,7 +52,8 @@ def _below(place: Path, tree: Path) -> Path | None:
         return resolved.relative_to(root) if root.is_dir() and resolved.is_relative_to(root) else None
     except (OSError, RuntimeError) as error:  # Python < 3.13 has RuntimeError for links in circles
         reason = error.strerror if isinstance(error, OSError) else "symbolic links go in circles"
-        raise SpecError("spec.path", f"cannot tell if {show(str(place))} lies in {show(str(tree))}: {reason}", where=str(tree)) from None
+        message = f"cannot tell if {show(str(place))} lies in {show(str(tree))}: {reason}"
+        raise SpecError("spec.path", message, where=str(tree)) from None
 
 
 def _excluded(inside: Path, patterns: tuple[str, ...]) -> bool:

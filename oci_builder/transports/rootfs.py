@@ -74,7 +74,7 @@ def load_rootfs(path: Path, store: LayerStore, options: RootfsOptions | None = N
 
 
 def _folder(path: Path, store: LayerStore, options: RootfsOptions, emit: Emit) -> Layer:
-    policy = ScanPolicy(setid=True, nodes=True, exclude=options.exclude)
+    policy = ScanPolicy(setid=True, nodes=True, exclude=options.exclude, excluder="base.exclude")
     tree = scan_tree(path, emit=emit, limits=options.limits, policy=policy)
     normal = Normal(options.epoch, None, None)
     return write_layer(assemble(NAME, place_tree(tree, b"", normal), normal=normal), store, options.write, emit)

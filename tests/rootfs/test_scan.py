@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import struct
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -149,6 +150,56 @@ def test_only_the_allowed_extended_attributes_are_kept(tree: Path) -> None:
     except OSError as error:
         pytest.skip(f"no extended attributes here: {error}")
     assert by_name(scan_tree(tree))[b"f"].xattrs == ((b"user.empty", b""), (b"user.note", b"\0binary\xff"))
+
+
+@needs_root
+def test_dropped_extended_attributes_are_warned_about_once(tree: Path) -> None:
+    """C8-09: labels of this machine and its access lists do not travel, and that is said with their names."""
+    (tree / "d").mkdir()
+    for name in ("a", "b", "c", "d/e"):
+        (tree / name).write_text("x")
+    os.link(tree / "a", tree / "again")
+    try:
+        os.setxattr(tree / "a", "trusted.note", b"y")
+        os.setxattr(tree / "b", "security.note", b"y")
+        os.setxattr(tree / "b", "user.note", b"kept")
+        # uapi/linux/posix_acl_xattr.h: version 2; owner, a named user, group, mask and others.
+        entries = ((1, 6, -1), (2, 4, 1000), (4, 4, -1), (16, 4, -1), (32, 4, -1))
+        access = struct.pack("<I", 2) + b"".join(struct.pack("<HHi", *entry) for entry in entries)
+        os.setxattr(tree / "d", "system.posix_acl_default", access)
+        os.setxattr(tree / "d/e", "system.posix_acl_access", access)
+    except OSError as error:
+        pytest.skip(f"no such extended attributes here: {error}")
+    scanned = scan_tree(tree)
+    (found,) = scanned.warnings
+    assert (found.code, found.severity) == ("scan.xattr", "warning")
+    for said in ("4 entries", "'a'", "'d/e'", "trusted.note", "security.note", "posix_acl_access", "posix_acl_default"):
+        assert said in found.message
+    assert "user.note" not in found.message and "'again'" not in found.message
+    assert by_name(scanned)[b"b"].xattrs == ((b"user.note", b"kept"),)
+
+
+def test_nothing_is_said_of_attributes_that_are_kept(tree: Path) -> None:
+    (tree / "f").write_text("x")
+    try:
+        os.setxattr(tree / "f", "user.note", b"x")
+    except OSError as error:
+        pytest.skip(f"no extended attributes here: {error}")
+    assert scan_tree(tree).warnings == ()
+
+
+@pytest.mark.parametrize("make", ["fifo", ".wh.x"])
+def test_a_remedy_is_named_only_where_there_is_one(tree: Path, make: str) -> None:
+    """A tier has no exclusions, a base folder has."""
+    if make == "fifo":
+        os.mkfifo(tree / "pipe")
+    else:
+        (tree / make).write_text("")
+    for policy, has in ((ScanPolicy(), False), (ScanPolicy(excluder="base.exclude"), True)):
+        with pytest.raises(OciBuilderError) as caught:
+            scan_tree(tree, policy=policy)
+        assert ("exclude" in caught.value.message) == has
+        assert "remove it" in caught.value.message
 
 
 def test_names_that_are_not_utf8_are_kept(tree: Path) -> None:
