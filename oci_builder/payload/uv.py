@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -16,11 +17,16 @@ from oci_builder.model.errors import IntegrityError, SpecError, TransportError, 
 
 UV_VERSION = "0.11.18"
 # What a caller's shell may say about other environments must not reach uv or the interpreter.
-_FOREIGN = (
-    "VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONPATH", "PYTHONHOME", "PYTHONSAFEPATH", "UV_PROJECT", "UV_PROJECT_ENVIRONMENT",
-    "UV_PYTHON", "UV_SYSTEM_PYTHON", "UV_LINK_MODE", "UV_COMPILE_BYTECODE", "UV_CONSTRAINT", "UV_OVERRIDE",
-    "UV_VENV_SEED", "UV_TARGET", "UV_PREFIX",
-)  # fmt: skip
+_FOREIGN = ("VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONPATH", "PYTHONHOME", "PYTHONSAFEPATH")
+# Of uv's own variables only these pass: they say where packages and interpreters come from and how to get there. All
+# others can change what is installed (groups, overrides, dates, forms of packages), and nothing of that is in a key.
+# UV_CONFIG_FILE would set the project's own [tool.uv] aside; the user's and the system's uv.toml are read as ever.
+_OF_UV = re.compile(
+    r"UV_(?:INDEX|INDEX_URL|DEFAULT_INDEX|EXTRA_INDEX_URL|INDEX_STRATEGY|INDEX_[A-Z0-9_]+_(?:USERNAME|PASSWORD)"
+    r"|FIND_LINKS|NO_INDEX|OFFLINE|PYTHON_INSTALL_MIRROR|PYPY_INSTALL_MIRROR|PYTHON_DOWNLOADS_JSON_URL"
+    r"|HTTP_TIMEOUT|HTTP_CONNECT_TIMEOUT|REQUEST_TIMEOUT|HTTP_RETRIES|NATIVE_TLS|SYSTEM_CERTS|INSECURE_HOST"
+    r"|KEYRING_PROVIDER|CREDENTIALS_DIR|GITHUB_TOKEN|LOCK_TIMEOUT|CONCURRENT_(?:DOWNLOADS|BUILDS|INSTALLS))"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,8 +152,7 @@ def probe_links(uv: Uv, work: Path) -> None:
 
 
 def _run(argv: list[str], env: Mapping[str, str], cwd: Path | None = None) -> str:
-    kept = {k: v for k, v in os.environ.items() if k not in _FOREIGN}
-    done = subprocess.run(argv, capture_output=True, text=True, env={**kept, **env}, cwd=cwd, check=False)
+    done = subprocess.run(argv, capture_output=True, text=True, env={**_callers(), **env}, cwd=cwd, check=False)
     if done.returncode:
         words = (done.stderr or done.stdout).strip()[-1500:]
         said = f"{Path(argv[0]).name} {' '.join(argv[1:3])}: {words}"
@@ -155,3 +160,12 @@ def _run(argv: list[str], env: Mapping[str, str], cwd: Path | None = None) -> st
             raise IntegrityError("payload.hash", said)
         raise TransportError("payload.install", said)
     return done.stdout
+
+
+def _callers() -> dict[str, str]:
+    """What of the caller's environment reaches uv and the interpreters."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name not in _FOREIGN and (not name.startswith("UV_") or _OF_UV.fullmatch(name))
+    }

@@ -109,7 +109,7 @@ def test_unchanged_inputs_leave_the_environment_alone(place: Path, monkeypatch: 
 
 def test_another_interpreter_build_is_another_environment(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = realize("base", TIER, place, place / "work", silent)
-    real = environments.find_interpreter
+    real = tools.find_interpreter
 
     def other(*args: object) -> tools.Interpreter:
         found = real(*args)  # type: ignore[arg-type]
@@ -227,6 +227,26 @@ def test_variables_of_another_environment_do_not_reach_uv(place: Path, monkeypat
     assert next(env.glob("lib/python*/site-packages/one.py")).stat().st_nlink > 1
 
 
+@pytest.mark.parametrize(
+    ("name", "passes"),
+    [
+        ("UV_INDEX_URL", True), ("UV_INDEX_OUR_OWN_PASSWORD", True), ("UV_CONCURRENT_BUILDS", True),
+        ("SSL_CERT_FILE", True), ("UV_PYTHON_INSTALL_MIRROR", True), ("UV_NO_DEV", False), ("UV_NO_GROUP", False),
+        ("UV_NO_DEFAULT_GROUPS", False), ("UV_LOCKED", False), ("UV_CONFIG_FILE", False), ("UV_NO_BINARY", False),
+        ("UV_EXCLUDE_NEWER", False), ("UV_TORCH_BACKEND", False), ("UV_OVERRIDE", False), ("UV_NEW_IN_2027", False),
+    ],
+)  # fmt: skip
+def test_of_uvs_variables_those_pass_that_say_where_packages_come_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, passes: bool
+) -> None:
+    program = tmp_path / "uv"
+    program.write_text("#!/bin/sh\nenv\n")
+    program.chmod(0o755)
+    monkeypatch.setenv(name, "said-by-the-shell")
+    told = tools.Uv(program, tmp_path).run("sync")
+    assert (f"{name}=said-by-the-shell" in told) is passes
+
+
 def test_omitted_entries_go_with_their_hashes_and_nothing_else() -> None:
     text = (
         "--index-url x\na==1 \\\n    --hash=sha256:0\n    # via b\nB_b[extra]==2 \\\n    --hash=sha256:1\n-e .\nc==3\n"
@@ -270,6 +290,22 @@ class TestLock:
         env = realize("fast", tier, place, place / "work", silent)
         assert self.installed(env) == {"one"}
         assert json.loads((env.parent / "inventory.json").read_bytes())["omitted"] == {"two": "no toolchain"}
+
+    def test_the_shell_does_not_choose_the_groups(
+        self, place: Path, project: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with open(project / "pyproject.toml", "a") as file:
+            file.write('[dependency-groups]\ndev = ["two"]\n')
+        tools.find_uv(place).run("lock", "--quiet", "--project", project, "--python", sys.executable)
+        subprocess.run(
+            ["git", "-C", project, "-c", "user.name=t", "-c", "user.email=t@t", "commit", "-qam", "y"], check=True
+        )
+        monkeypatch.setenv("UV_NO_DEV", "1")
+        monkeypatch.setenv("UV_NO_DEFAULT_GROUPS", "1")
+        assert self.installed(realize("base", LockTier(project="project"), place, place / "work", silent)) == {
+            "one",
+            "two",
+        }
 
     def test_build_variables_are_part_of_the_inputs(self, place: Path, project: Path) -> None:
         plain = realize("base", LockTier(project="project"), place, place / "work", silent)
