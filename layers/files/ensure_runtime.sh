@@ -11,10 +11,12 @@
 #   HF_TOKEN            optional; sent to huggingface.co only, never to where it redirects
 #   NRL_RECHECK=quick   check an installation by sizes and modes only, do not read its files
 #   NRL_LOCK_TIMEOUT    seconds to wait for another installation (3600)
+#   NRL_RETRIES         attempts of a download (8)
 #   NRL_JOBS            threads (all cores)
 #
-# Exit status: 0 installed or intact · 2 wrong arguments or host · 3 wrong bytes (archive or installation) · 4 refused
-# address or archive entry · 5 network or disk · 6 something else is at the prefix.
+# Exit status: 0 installed or intact · 2 wrong arguments, variables or host · 3 wrong bytes (archive or installation) ·
+# 4 refused address or archive entry · 5 network or disk · 6 something else is at the prefix · 129, 130, 143 stopped by
+# a signal. What a failed or stopped start unpacked is kept beside the prefix as .NAME.failed; the next start removes it.
 set -uo pipefail
 umask 022
 unset CDPATH
@@ -30,6 +32,50 @@ die() { # status code message
 
 helper() { "$PYTHON" -I -B -c "$HELPER" "$@"; }
 
+# For what takes long: Bash acts on a signal while it waits for a child in the background only.
+CHILD=''
+waited() {
+  local status
+  CHILD=starting
+  "$PYTHON" -I -B -c "$HELPER" "$@" & # no function: the child must be Python itself
+  CHILD=$!
+  wait "$CHILD"
+  status=$?
+  CHILD=''
+  return "$status"
+}
+
+stopped() { # status signal
+  trap '' INT TERM HUP
+  if [ -z "$CHILD" ]; then
+    say "stopped by SIG$2; a download that was begun is continued next time"
+  else
+    # The helper says what it leaves. It may have had the signal too.
+    [ "$CHILD" != starting ] || CHILD=${!:-}
+    kill -TERM "$CHILD" 2>/dev/null
+    wait "$CHILD"
+  fi
+  exit "$1"
+}
+
+numbers() {
+  local name pattern value
+  while read -r name pattern; do
+    value=${!name:-}
+    [[ -z $value || $value =~ ^$pattern$ ]] || die 2 install.usage "$name=$value is no number that can be used here; unset it"
+  done <<'END'
+NRL_JOBS [1-9][0-9]{0,3}
+NRL_RETRIES [1-9][0-9]{0,5}
+NRL_LOCK_TIMEOUT [0-9]{1,9}(\.[0-9]{1,9})?
+NRL_RETRY_SECONDS (0|[1-9][0-9]{0,5})
+NRL_STALL_SECONDS [1-9][0-9]{0,5}
+END
+  case ${NRL_RECHECK:-} in
+    '' | quick | full) ;;
+    *) die 2 install.usage "NRL_RECHECK=$NRL_RECHECK is neither quick nor full" ;;
+  esac
+}
+
 main() {
   if [ "$#" -lt 2 ] || [ "$#" -gt 3 ]; then
     die 2 install.usage 'usage: ensure_runtime.sh <URL or file> <sha256> [prefix]'
@@ -37,16 +83,18 @@ main() {
   local source=$1 sha=${2#sha256:} prefix=${3:-${NRL_RUNTIME_PREFIX:-${HOME:-}/.local/share/nemo-rl-v070-b200}}
   [[ $sha =~ ^[0-9a-fA-F]{64}$ ]] || die 2 install.usage "not a SHA-256 (64 hex digits): $sha"
   sha=${sha,,}
+  numbers
   need "$PYTHON" tar gzip sha256sum
   prefix=$(helper begin "$prefix") || failed_python $?
   local parent=${prefix%/*} name=${prefix##*/}
   mkdir -p -- "${parent:-/}" || die 5 io.error "cannot make $parent"
   BESIDE="$parent/.$name"
+  trap 'stopped 130 INT' INT
+  trap 'stopped 143 TERM' TERM
+  trap 'stopped 129 HUP' HUP
   lock "$prefix" "$sha" || exit
-  trap 'exit 130' INT
-  trap 'exit 143' TERM
   if [ "$STATE" = same ]; then
-    helper recheck "$prefix" || exit
+    waited recheck "$prefix" || exit
     say "$prefix is intact"
     printf '%s\n' "$prefix"
     return 0
@@ -56,7 +104,7 @@ main() {
     *://*) part="$BESIDE.download-${sha:0:16}"; download "$source" "$sha" "$part"; archive=$part ;;
     *) [ -f "$source" ] || die 2 install.source "there is no file $source" ;;
   esac
-  helper install "$archive" "$sha" "$prefix" ${part:+checked} || exit
+  waited install "$archive" "$sha" "$prefix" ${part:+checked} || exit
   [ -z "$part" ] || rm -f -- "$part"
   say "installed in $prefix"
   printf '%s\n' "$prefix"
@@ -79,11 +127,13 @@ lock() { # prefix sha; sets STATE
   local status
   while :; do
     exec 9>>"$BESIDE.lock" || die 5 io.readonly "cannot write beside $1"
-    STATE=$(helper lock "$BESIDE.lock" "$1" "$2")
+    waited lock "$BESIDE.lock" "$1" "$2"
     status=$?
     [ "$status" != 75 ] || continue
     # 5: somebody else holds it.
     [ "$status" = 5 ] || trap 'rm -f -- "$BESIDE.lock"' EXIT
+    STATE=absent
+    [ "$status" != 76 ] || { STATE=same; status=0; }
     return "$status"
   done
 }
@@ -206,22 +256,52 @@ fetch() { # part; FRESH says whether all of it came in one go
 
 # shellcheck disable=SC2016
 read -r -d '' HELPER <<'PYTHON'
-import concurrent.futures, errno, fcntl, gzip, hashlib, json, os, platform, re, shutil, stat, subprocess, sys, time, zlib
+import concurrent.futures, errno, fcntl, gzip, hashlib, json, os, platform, re, shutil, signal, stat, subprocess, sys, time
+import zlib
 
 RECORD, FILES = "installed.json", "files.json.gz"
 OWN = ".nrl-install"
 JOBS = max(1, int(os.environ.get("NRL_JOBS") or len(os.sched_getaffinity(0))))
-# Written at run time inside the prefix: bytecode, and what upstream patches in vLLM with a lock beside it.
+# Written at run time inside the prefix: what upstream patches in vLLM, with a lock beside it.
 VOLATILE = re.compile(
-    r"(^|/)__pycache__(/|$)|\.patch_lock$|/vllm/v1/executor/ray_executor\.py$"
+    r"\.patch_lock$|/vllm/v1/executor/ray_executor\.py$"
     r"|/vllm/model_executor/models/llama_eagle3\.py$|/vllm/.*hermes_tool_parser\.py$"
     r"|/transformer_engine/pytorch/triton/permutation\.py$")
+# Folder, module, interpreter: __pycache__/<module>.<interpreter>[.opt-<level>].pyc
+BYTECODE = re.compile(r"(?s)((?:.*/)?)__pycache__/([^/]+?)\.([^/.]+)(?:\.opt-[^/.]+)?\.pyc$")
+SAME = 76
 
 
 class Stop(Exception):
     def __init__(self, status, code, message):
         super().__init__(message)
         self.status, self.code = status, code
+
+
+class Stopped(BaseException):
+    pass
+
+
+def stop_on_signals():
+    seen = []
+
+    def act(number, _frame):
+        seen.append(number)
+        if len(seen) == 1:
+            raise Stopped(number)
+
+    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(each) != signal.SIG_IGN:
+            signal.signal(each, act)
+
+
+def pooled(function, items):
+    with concurrent.futures.ThreadPoolExecutor(JOBS) as pool:
+        try:
+            return list(pool.map(function, items))
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
 def say(text):
@@ -260,7 +340,29 @@ def host():
 # ---- lock, state, space
 
 def lock(path, place, sha):
-    return wait(path) or state(place, sha)
+    held = wait(path)
+    if held == 75:
+        return held
+    answer = state(place, sha)
+    if held is not None:
+        sweep(place)
+    return answer
+
+
+def sweep(place):
+    """What killed starts left: nobody unpacks here while the lock is ours, unless another host does not see it."""
+    parent, name = os.path.split(place)
+    start, here = f".{name}.staging-", os.uname().nodename
+    for old in sorted(os.listdir(parent)):
+        host, dash, number = old[len(start):].rpartition("-")
+        if not old.startswith(start) or not dash or not number.isdigit():
+            continue
+        path = os.path.join(parent, old)
+        if host == here:
+            say(f"removing what a killed start left: {path}")
+            remove(path)
+        else:
+            say(f"{path} is what a start on {host} unpacks or, if it was killed, left: remove it when none runs there")
 
 
 def wait(path):
@@ -273,7 +375,7 @@ def wait(path):
         except OSError as error:
             if error.errno not in (errno.EAGAIN, errno.EACCES, errno.EINTR):
                 say(f"this file system has no locks ({error.strerror}); the final rename decides")
-                return 0
+                return None
         if not told:
             told = True
             say("waiting for another installation")
@@ -299,21 +401,19 @@ def record(place):
 
 def state(place, sha):
     if not os.path.lexists(place):
-        answer = "absent"
-    elif os.path.islink(place) or not os.path.isdir(place):
+        return 0
+    if os.path.islink(place) or not os.path.isdir(place):
         raise Stop(6, "install.differs", f"{place} is there and is not a folder; it was left alone")
-    elif not os.listdir(place):
-        answer = "absent"
-    else:
-        found = record(place)
-        if found is None:
-            raise Stop(6, "install.differs", f"{place} holds something that this script did not install; it was left "
-                       "alone. Choose another prefix, or move it away")
-        if found.get("sha256") != sha:
-            raise Stop(6, "install.differs", f"{place} holds another archive (sha256 {found.get('sha256')}); it was left "
-                       "alone. Choose another prefix, or remove it")
-        answer = "same"
-    print(answer)
+    if not os.listdir(place):
+        return 0
+    found = record(place)
+    if found is None:
+        raise Stop(6, "install.differs", f"{place} holds something that this script did not install; it was left "
+                   "alone. Choose another prefix, or move it away")
+    if found.get("sha256") != sha:
+        raise Stop(6, "install.differs", f"{place} holds another archive (sha256 {found.get('sha256')}); it was left "
+                   "alone. Choose another prefix, or remove it")
+    return SAME
 
 
 def free_space(path, needed, what):
@@ -676,15 +776,22 @@ def write_records(root, staging, unpacker, sha, size, place):
     strip = b"" if strip == b"./" else strip
     own = os.path.join(root, OWN)
     os.mkdir(own, 0o755)
-    listed = {os.fsdecode(name[len(strip):]): value for name, value in unpacker.listed.items() if name.startswith(strip)}
+    everything = {**{name: ["d", mode] for name, (mode, _) in unpacker.folders.items()}, **unpacker.listed}
+    everything[strip] = everything.pop(strip.rstrip(b"/"))
+    listed = {os.fsdecode(name[len(strip):]): value for name, value in everything.items() if name.startswith(strip)}
     with gzip.GzipFile(os.path.join(own, FILES), "wb", 1, mtime=0) as file:
         file.write(json.dumps(listed, separators=(",", ":"), sort_keys=True).encode())
     with open(os.path.join(own, FILES), "rb") as file:
         check = hashlib.sha256(file.read()).hexdigest()
         os.fsync(file.fileno())
-    found = {"schema": 1, "sha256": sha, "size": size, "files": unpacker.files, "prefix": place, "list_sha256": check,
+    # Schema 1 listed no folders.
+    found = {"schema": 2, "sha256": sha, "size": size, "files": unpacker.files, "prefix": place, "list_sha256": check,
              "installed": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
-    with open(os.path.join(own, RECORD), "w") as file:
+    write_record(os.path.join(own, RECORD), found)
+
+
+def write_record(path, found):
+    with open(path, "w") as file:
         json.dump(found, file, indent=1, sort_keys=True)
         file.flush()
         os.fsync(file.fileno())
@@ -733,6 +840,9 @@ def same_file(place, name, want, quick):
     path = os.path.join(os.fsencode(place), os.fsencode(name))
     try:
         found = os.lstat(path)
+        if want[0] == "d":
+            # A folder may inherit the bit that gives its group to what is made in it.
+            return stat.S_ISDIR(found.st_mode) and found.st_mode & 0o777 == want[1]
         if want[0] == "l":
             return stat.S_ISLNK(found.st_mode) and os.readlink(path) == os.fsencode(want[1])
         if not stat.S_ISREG(found.st_mode) or found.st_size != want[1] or stat.S_IMODE(found.st_mode) != want[2]:
@@ -759,24 +869,71 @@ def recheck(place):
         raise Stop(3, "install.damaged", f"{place} cannot be checked: {error}; remove it and install again") from None
     quick = os.environ.get("NRL_RECHECK") == "quick"
     wanted = [(name, want) for name, want in listed.items() if not VOLATILE.search(name)]
-    with concurrent.futures.ThreadPoolExecutor(JOBS) as pool:
-        good = pool.map(lambda item: same_file(place, *item, quick), wanted, chunksize=1)
-        wrong = [name for (name, _), fine in zip(wanted, good) if not fine]
-    top = os.fsencode(place)
-    own = OWN.encode()
-    for folder, below, names in os.walk(top):
-        below[:] = [b for b in below if not (folder == top and b == own)]
-        for name in [*names, *(b for b in below if os.path.islink(os.path.join(folder, b)))]:
-            path = os.fsdecode(os.path.relpath(os.path.join(folder, name), top))
-            if path not in listed and not VOLATILE.search(path):
-                wrong.append(path)
+    good = pooled(lambda item: same_file(place, *item, quick), wanted)
+    wrong = [name for (name, _), fine in zip(wanted, good) if not fine and not follows(place, name, listed)]
+    wrong += [name or "." for name in strangers(place, listed)]
     if wrong:
-        few = ", ".join(show(name) for name in sorted(wrong)[:5])
-        raise Stop(3, "install.damaged", f"{place}: {len(wrong)} files are missing, changed or not from the archive: {few}. "
-                   "Nothing was repaired; remove it and install again")
+        few = ", ".join(show(name) for name in sorted(name or "." for name in wrong)[:5])
+        raise Stop(3, "install.damaged", f"{place}: {len(wrong)} files or folders are missing, changed or not from the "
+                   f"archive: {few}. Nothing was repaired; remove it and install again"
+                   + bytecode_advice(wrong, listed))
+    settle(place)
+
+
+def follows(place, name, listed):
+    """Bytecode of a module that may be patched at run time, and was: Python makes it anew."""
+    found = BYTECODE.match(name)
+    source = found and f"{found[1]}{found[2]}.py"
+    return bool(source and VOLATILE.search(source) and source in listed and not same_file(place, source, listed[source], False))
+
+
+def strangers(place, listed):
+    """What the archive did not bring. Bytecode of a module that it did is none, if no Python of the archive reads it."""
+    pythons = {found[3] for found in map(BYTECODE.match, listed) if found}
+    folders = any(want[0] == "d" for want in listed.values())
+    top = os.fsencode(place)
+
+    def known(path):
+        found = BYTECODE.match(path)
+        return (path in listed or VOLATILE.search(path)
+                or found and f"{found[1]}{found[2]}.py" in listed and found[3] not in pythons)
+
+    for folder, below, names in os.walk(top):
+        below[:] = [b for b in below if not (folder == top and b == OWN.encode())]
+        inside = {n: os.fsdecode(os.path.relpath(os.path.join(folder, n), top)) for n in (*names, *below)}
+        yield from (inside[n] for n in names if not known(inside[n]))
+        for name in below:
+            path = inside[name]
+            if os.path.islink(os.path.join(folder, name)):
+                if not known(path):
+                    yield path
+            elif folders and path not in listed and name != b"__pycache__":
+                yield path
+
+
+def bytecode_advice(wrong, listed):
+    if not all(BYTECODE.match(name) and name not in listed for name in wrong):
+        return ""
+    return " (or remove only these: they are bytecode, as running Python there without activate.sh writes it)"
+
+
+def settle(place):
+    """An intact installation that was moved is at home where it is now."""
+    found = record(place)
+    if os.path.realpath(str(found.get("prefix"))) == os.path.realpath(place):
+        return
+    path = os.path.join(place, OWN, RECORD)
+    say(f"it was installed at {found.get('prefix')} and moved here, which is recorded")
+    try:
+        write_record(f"{path}.new", {**found, "prefix": place})
+        os.chmod(f"{path}.new", stat.S_IMODE(os.stat(path).st_mode))
+        os.rename(f"{path}.new", path)
+    except OSError as error:
+        say(f"{path} cannot be written ({error.strerror}): check_runtime.py will go on saying that it was moved")
 
 
 def run(command, *arguments):
+    stop_on_signals()
     commands = {"begin": begin, "lock": lock, "space": space, "digest": digest, "install": install,
                 "recheck": recheck, "size": lambda path: print(os.path.getsize(path))}
     try:
@@ -784,6 +941,9 @@ def run(command, *arguments):
     except Stop as stop:
         print(f"ensure_runtime: error [{stop.code}]: {stop}", file=sys.stderr)
         return stop.status
+    except Stopped as stopped:
+        say(f"stopped by {signal.Signals(stopped.args[0]).name}")
+        return 128 + stopped.args[0]
     except OSError as error:
         code = {errno.ENOSPC: "io.space", errno.EDQUOT: "io.space", errno.EROFS: "io.readonly",
                 errno.EACCES: "io.readonly", errno.EPERM: "io.readonly"}.get(error.errno, "io.error")
