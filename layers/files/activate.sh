@@ -1,7 +1,8 @@
 # shellcheck shell=bash
 # Set this shell's environment for the runtime in this folder; source it from bash or zsh. `deactivate_nrl` undoes it.
 #
-#   NEMO_RL_SOURCE_ROOT   a source tree to use instead of the shipped one (a folder that holds nemo_rl/)
+#   NEMO_RL_SOURCE_ROOT   a source tree to use instead of the shipped one: a folder that holds nemo_rl/ with the overlay
+#                         (overlay/apply.py adds it; without it workers would build environments of their own)
 #   NRL_CACHE_ROOT        where compilers and libraries cache, keyed by the archive below it; outside the prefix
 #   NRL_ONLINE=1          do not set the offline variables
 #
@@ -24,7 +25,8 @@ _nrl_set() {
 
 deactivate_nrl() {
   [ -z "${ZSH_VERSION:-}" ] || emulate -L sh
-  local _nrl_name _nrl_old
+  # Words are split here, and the caller's IFS may be anything.
+  local _nrl_name _nrl_old IFS=' '
   for _nrl_name in ${_NRL_NAMES:-}; do
     eval "_nrl_old=\"\${_NRL_OLD_$_nrl_name:-}\""
     if [ -n "$_nrl_old" ]; then export "$_nrl_name=${_nrl_old#=}"; else unset "$_nrl_name"; fi
@@ -55,10 +57,8 @@ _nrl_activate() {
   if [ "${NEMO_RL_PY_EXECUTABLES_SYSTEM:-}" = 1 ]; then
     _nrl_say 'NEMO_RL_PY_EXECUTABLES_SYSTEM=1 and this runtime exclude each other; unset it'; return 2
   fi
-  source=${NEMO_RL_SOURCE_ROOT:-$prefix/source}
-  if [ -n "${NEMO_RL_SOURCE_ROOT:-}" ] && [ ! -d "$source/nemo_rl" ]; then
-    _nrl_say "NEMO_RL_SOURCE_ROOT=$source holds no nemo_rl/"; return 2
-  fi
+  source=$prefix/source
+  if [ -n "${NEMO_RL_SOURCE_ROOT:-}" ]; then source=$(_nrl_source "$NEMO_RL_SOURCE_ROOT" "$prefix") || return 2; fi
   case ${CUDA_HOME:-x} in
     *:*) _nrl_say "CUDA_HOME=$CUDA_HOME is not one folder; it is replaced" ;;
   esac
@@ -71,8 +71,8 @@ _nrl_activate() {
     *) _nrl_say "NRL_CACHE_ROOT=$cache is not an absolute path"; return 2 ;;
   esac
   cache=$cache/$key
-  site=
-  for part in "$prefix"/envs/base/lib/python3.*/site-packages; do [ ! -d "$part" ] || site=$part; done
+  # No pattern of the shell's: the caller may have them off, or made an error of those that match nothing.
+  site=$(find "$prefix/envs/base/lib" -mindepth 2 -maxdepth 2 -path '*/python3.*/site-packages' 2>/dev/null | sort | tail -n 1) || site=
   cuda=$prefix/cuda
   [ -d "$cuda" ] || cuda=/usr/local/cuda
 
@@ -80,6 +80,7 @@ _nrl_activate() {
   _nrl_set NEMO_RL_PREBUILT_ENV_ROOT "$prefix/envs"
   _nrl_set PATH "$(_nrl_join "$prefix/envs/base/bin:$prefix/bin:$cuda/bin" "${PATH:-}")"
   _nrl_set VIRTUAL_ENV "$prefix/envs/base"
+  [ -z "${NEMO_RL_SOURCE_ROOT:-}" ] || _nrl_set NEMO_RL_SOURCE_ROOT "$source"
   _nrl_set PYTHONPATH "$source"
   _nrl_set PYTHONNOUSERSITE 1
   _nrl_set PYTHONDONTWRITEBYTECODE 1
@@ -95,6 +96,22 @@ _nrl_activate() {
     _nrl_set "$part"
   done
   hash -r 2>/dev/null || true
+}
+
+# A source tree's absolute path, if it works here.
+_nrl_source() { # tree prefix
+  local place
+  if [ ! -d "$1/nemo_rl" ]; then _nrl_say "NEMO_RL_SOURCE_ROOT=$1 holds no nemo_rl/"; return 2; fi
+  place=$(CDPATH='' cd -- "$1" >/dev/null && pwd) || return 2
+  case $place in
+    *:*) _nrl_say "NEMO_RL_SOURCE_ROOT=$place: PYTHONPATH cannot name a folder with a colon"; return 2 ;;
+  esac
+  if ! grep -rqs --include='*.py' NEMO_RL_PREBUILT_ENV_ROOT "$place/nemo_rl"; then
+    _nrl_say "NEMO_RL_SOURCE_ROOT=$place lacks the overlay: its workers would build environments of their own"
+    _nrl_say "add it: $2/envs/base/bin/python $2/overlay/apply.py $place"
+    return 2
+  fi
+  printf '%s' "$place"
 }
 
 _nrl_cuda() { # cuda site-packages
@@ -158,6 +175,6 @@ _nrl_status=0
 _nrl_activate "$_nrl_self" || _nrl_status=$?
 unset _nrl_self
 if [ "$_nrl_status" -ne 0 ]; then deactivate_nrl; fi
-unset -f _nrl_activate _nrl_cuda _nrl_caches _nrl_offline _nrl_join _nrl_set _nrl_say
+unset -f _nrl_activate _nrl_source _nrl_cuda _nrl_caches _nrl_offline _nrl_join _nrl_set _nrl_say
 # The status of this last line is the status of sourcing this file.
 if [ "$_nrl_status" -eq 0 ]; then unset _nrl_status; else unset _nrl_status; (exit 2); fi

@@ -28,10 +28,16 @@ def root(tmp_path: Path) -> Path:
     (place / "envs/base/bin/python").symlink_to(shutil.which("true") or "/bin/true")
     (place / "cuda").mkdir()
     (place / "source/nemo_rl").mkdir(parents=True)
+    overlaid(place / "source")
     (place / ".nrl-install").mkdir()
     (place / ".nrl-install/installed.json").write_text(json.dumps({"sha256": "ab" * 32}, indent=1))
     shutil.copy(SCRIPT, place)
     return place
+
+
+def overlaid(tree: Path) -> None:
+    (tree / "nemo_rl").mkdir(parents=True, exist_ok=True)
+    (tree / "nemo_rl/prebuilt_env.py").write_text('VARIABLE = "NEMO_RL_PREBUILT_ENV_ROOT"\n')
 
 
 def run(shell: str, script: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -117,7 +123,7 @@ def test_refusals_change_nothing(root: Path, shell: str, given: dict[str, str], 
 
 def test_overlay_online_and_short_ray_folder(root: Path, tmp_path: Path) -> None:
     """B197, B198: a scheduler's TMPDIR does not lengthen Ray's sockets."""
-    (tmp_path / "mine/nemo_rl").mkdir(parents=True)
+    overlaid(tmp_path / "mine")
     given = {"NEMO_RL_SOURCE_ROOT": str(tmp_path / "mine"), "NRL_ONLINE": "1", "TMPDIR": "/t" * 45}
     env = environment("bash -eu -c", f". {root}/activate.sh", **given)
     assert env["PYTHONPATH"] == str(tmp_path / "mine") and "HF_HUB_OFFLINE" not in env
@@ -137,3 +143,29 @@ def test_odd_folders_are_refused(root: Path) -> None:
     root.rename(odd)
     done = run("bash -c", f". '{odd}/activate.sh'")
     assert done.returncode == 2 and "characters" in done.stderr
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+@pytest.mark.parametrize("setting", ["IFS=$'\\n'", "IFS=", "IFS=_", "IFS=N/", "set -f"])
+def test_the_shells_own_settings_do_not_matter(root: Path, shell: str, setting: str) -> None:
+    given = {"PYTHONPATH": "/mine", "NRL_CONTAINER": "1"}
+    assert environment(shell, f"{setting}; . {root}/activate.sh", **given) == environment(
+        shell, f". {root}/activate.sh", **given
+    )
+    again = f"{setting}; . {root}/activate.sh; . {root}/activate.sh; deactivate_nrl"
+    assert environment(shell, again, **given) == environment(shell, ":", **given)
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_a_source_tree_without_the_overlay_is_refused(root: Path, tmp_path: Path, shell: str) -> None:
+    """Its workers would call uv, whatever NEMO_RL_PREBUILT_ENV_ROOT says."""
+    (tmp_path / "pristine/nemo_rl").mkdir(parents=True)
+    done = run(shell, f". {root}/activate.sh || echo refused", NEMO_RL_SOURCE_ROOT=str(tmp_path / "pristine"))
+    assert done.stdout.strip() == "refused" and f"{root}/overlay/apply.py {tmp_path}/pristine" in done.stderr
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_a_relative_source_tree_is_made_absolute(root: Path, tmp_path: Path, shell: str) -> None:
+    overlaid(tmp_path / "s s")
+    env = environment(shell, f"cd {tmp_path}; . {root}/activate.sh; cd /", NEMO_RL_SOURCE_ROOT="s s")
+    assert env["PYTHONPATH"] == env["NEMO_RL_SOURCE_ROOT"] == str(tmp_path / "s s")
