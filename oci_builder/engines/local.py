@@ -102,8 +102,9 @@ class _Worker:
         inherited = os.environ.get("PYTHONPATH")
         path = package if not inherited else f"{package}{os.pathsep}{inherited}"
         process = subprocess.Popen(
-            [sys.executable, "-m", "oci_builder.engines.local_worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": path}, start_new_session=True,
+            [sys.executable, "-P", "-m", "oci_builder.engines.local_worker"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path},
+            start_new_session=True,
         )  # fmt: skip
         assert process.stdin is not None and process.stdout is not None
         try:

@@ -31,7 +31,8 @@ def find_gpus(library_path: Mapping[str, str] | None = None) -> tuple[dict[str, 
     package = str(Path(chroot_exec.__file__).resolve().parent.parent)
     env = {**(os.environ if library_path is None else library_path), "PYTHONPATH": package}
     try:
-        done = subprocess.run([sys.executable, "-c", _PROBE], capture_output=True, text=True, timeout=120, env=env)
+        argv = [sys.executable, "-P", "-c", _PROBE]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=120, env=env)
         found = json.loads(done.stdout)
     except (OSError, ValueError, subprocess.TimeoutExpired):
         return ()

@@ -159,6 +159,15 @@ def runner_error(error: Mapping[str, str]) -> OciBuilderError:
     return cls(code, error["message"])
 
 
+# ``-m`` would look for modules in the caller's folder first, which may be an unpacked image: what lies there must not
+# run with the caller's rights. Isolated, and our folder behind the standard library.
+_RUNNER = """
+import runpy, sys
+sys.path.append(sys.argv.pop(1))
+runpy.run_module("chroot_exec", run_name="__main__", alter_sys=True)
+"""
+
+
 def _request(root: Path, config: Mapping[str, Any], options: ExecOptions, what: Mapping[str, Any]) -> bytes:
     given = asdict(options)
     if given["gpu"] is not None:
@@ -172,12 +181,12 @@ def _run(
     package = Path(chroot_exec.__file__).resolve().parent.parent
     # In memory: whatever dies, nothing is left, and the variables of a request are in nobody's reach.
     with _memory(_request(root, config, options, what)) as request, _memory() as output:
-        command = [sys.executable, "-m", "chroot_exec", f"fd:{request}", "--output", f"fd:{output}"]
+        command = [sys.executable, "-I", "-c", _RUNNER, str(package), f"fd:{request}", "--output", f"fd:{output}"]
         command += ["--parent", str(os.getpid())]
         streams: dict[str, Any] = {"stderr": subprocess.PIPE} if not inherit else {}
         process = subprocess.Popen(
             command, stdin=None if inherit else subprocess.DEVNULL, stdout=None if inherit else subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": str(package)}, pass_fds=(request, output), **streams,
+            pass_fds=(request, output), **streams,
         )  # fmt: skip
         with _forwarding(process):
             _, errors = process.communicate()

@@ -118,7 +118,7 @@ def run_job(job: Mapping[str, Any], env: Mapping[str, str], emit: Emit) -> dict[
     secrets = [v for k, v in env.items() if k in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN") and v]
     with tempfile.TemporaryFile() as complaints:
         process = subprocess.Popen(
-            [sys.executable, "-m", "oci_builder.release.hub"], env=dict(env), stdin=subprocess.PIPE,
+            [sys.executable, "-P", "-m", "oci_builder.release.hub"], env=dict(env), stdin=subprocess.PIPE,
             stdout=subprocess.PIPE, stderr=complaints,
         )  # fmt: skip
         try:
