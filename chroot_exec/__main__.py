@@ -53,8 +53,8 @@ def _write(path: str, value: object) -> None:
 
 
 def _sweep(state: str) -> int:
-    removed = teardown.sweep(teardown.state_folder(state))
-    _write("", {"removed": removed})
+    folder = teardown.state_folder(state, make=False)
+    _write("", {"removed": teardown.sweep(folder) if folder else []})
     return 0
 
 

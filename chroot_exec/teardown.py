@@ -50,19 +50,26 @@ class Run:
         Raises:
             RunnerError: ``teardown.busy``; nothing was removed then.
         """
-        _remove_run(self.folder)
+        self._record.seek(0)
+        _remove_run(self.folder, self._record.readlines())
         self._record.close()
 
 
-def state_folder(path: str) -> str:
-    """The folder for records, made when absent: ``path``, or this user's own below the temporary folder.
+def state_folder(path: str, make: bool = True) -> str:
+    """The folder for records: ``path``, or this user's own below the temporary folder.
+
+    Args:
+        make: make it when it is absent; otherwise an absent one gives an empty string.
 
     Raises:
         RunnerError: ``state.owner``: somebody else's, or writable by others.
     """
     folder = path or os.path.join(tempfile.gettempdir(), f"chroot-exec-{os.getuid()}")
-    with contextlib.suppress(FileExistsError):
-        os.makedirs(folder, 0o700)
+    if make:
+        with contextlib.suppress(FileExistsError):
+            os.makedirs(folder, 0o700)
+    elif not os.path.lexists(folder):
+        return ""
     info = os.stat(folder, follow_symlinks=False)
     if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid() or info.st_mode & 0o022:
         raise RunnerError("state.owner", f"{folder} must be a folder of your own that nobody else can write to")
@@ -81,33 +88,50 @@ def sweep(state: str) -> list[str]:
     removed = []
     for name in sorted(os.listdir(state)):
         folder = os.path.join(state, name)
-        if name.startswith("run-") and os.path.isdir(folder) and not os.path.islink(folder) and _dead(folder):
-            _remove_run(folder)
+        if name.startswith("run-") and os.path.isdir(folder) and not os.path.islink(folder) and _sweep_run(folder):
             removed.append(folder)
     return removed
 
 
-def _dead(folder: str) -> bool:
+def _sweep_run(folder: str) -> bool:
+    """Remove a run's folder if its process is gone, under the record's lock: of many at once, one does it."""
     try:
-        with open(os.path.join(folder, _RECORD), "rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            # A record without its first line belongs to a run that is just about to take the lock.
-            return bool(file.readline())
-    except FileNotFoundError:
+        record = open(os.path.join(folder, _RECORD), "r+b")
+    except (FileNotFoundError, NotADirectoryError):
         return False
-    except BlockingIOError:
-        return False
+    with record:
+        try:
+            fcntl.flock(record, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        lines = record.readlines()
+        # Without a first line it is a run that is just about to take the lock; without a name, another sweep's work.
+        if not lines or os.fstat(record.fileno()).st_nlink == 0:
+            return False
+        _remove_run(folder, lines)
+    return True
 
 
-def _remove_run(folder: str) -> None:
-    with open(os.path.join(folder, _RECORD), "rb") as file:
-        lines = [json.loads(line) for line in file if line.endswith(b"\n")]
+def _remove_run(folder: str, record: list[bytes]) -> None:
+    """Undo what the lines of a record say, then remove the folder, the record last; what is gone is gone."""
+    lines = [line for line in map(_parsed, record) if line]
     unmount_below(folder)
-    root = lines[0]["root"] if lines else ""
+    root = str(lines[0].get("root", "")) if lines else ""
     for line in reversed(lines):
         if "made" in line:
-            _remove_placeholder(root, line["made"])
-    remove_tree(folder)
+            _remove_placeholder(root, str(line["made"]))
+    for path in (os.path.join(folder, "base"), folder):
+        with contextlib.suppress(FileNotFoundError):
+            remove_tree(path)
+
+
+def _parsed(line: bytes) -> dict[str, object]:
+    """One line of a record; empty for one that was torn by a full disk or a crash."""
+    try:
+        value = json.loads(line) if line.endswith(b"\n") else {}
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 def _remove_placeholder(root: str, path: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -45,6 +46,41 @@ class Teardown(unittest.TestCase):
         folder = self.dead_run()
         self.assertEqual(teardown.sweep(str(self.state)), [str(folder)])
         self.assertEqual(list(self.state.iterdir()), [])
+
+    def test_many_sweeps_at_once_remove_each_dead_run_once(self) -> None:
+        """After a crash of many runs, those that start together all start."""
+        for number in range(60):
+            folder = self.state / f"run-dead{number}"
+            (folder / "base").mkdir(parents=True)
+            (folder / "record").write_text('{"pid": 1, "root": "/nowhere"}\n')
+        command = [sys.executable, "-m", "chroot_exec", "sweep", str(self.state)]
+        sweeps = [
+            subprocess.Popen(command, cwd=PACKAGE.parent, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+            for _ in range(8)
+        ]
+        done = [(*process.communicate(timeout=60), process.returncode) for process in sweeps]
+        self.assertEqual([(errors, status) for _, errors, status in done], [(b"", 0)] * 8)
+        removed = [name for out, _, _ in done for name in json.loads(out)["removed"]]
+        self.assertEqual((len(removed), len(set(removed))), (60, 60))
+        self.assertEqual(list(self.state.iterdir()), [])
+
+    def test_a_dead_run_that_another_removes_is_left_to_it(self) -> None:
+        folder = self.dead_run()
+        with open(folder / "record", "rb") as record:
+            fcntl.flock(record, fcntl.LOCK_EX)
+            self.assertEqual(teardown.sweep(str(self.state)), [])
+            self.assertTrue((folder / "base").is_dir())
+
+    def test_a_sweep_makes_nothing(self) -> None:
+        command = [sys.executable, "-m", "chroot_exec", "sweep", str(self.place / "new/state")]
+        done = subprocess.run(command, cwd=PACKAGE.parent, capture_output=True, text=True)
+        self.assertEqual((json.loads(done.stdout), done.returncode), ({"removed": []}, 0))
+        self.assertFalse((self.place / "new").exists())
+
+    def test_a_torn_record_stops_nothing(self) -> None:
+        folder = self.dead_run()
+        (folder / "record").write_bytes(b"\0\0\0\n[]\n")
+        self.assertEqual(teardown.sweep(str(self.state)), [str(folder)])
 
     def test_placeholders_of_a_dead_run_are_removed_and_nothing_else(self) -> None:
         folder = self.dead_run()
