@@ -27,24 +27,26 @@ def overlay_identity(overlay: Path | None) -> str:
 
 
 def export_source(project: Path, commit: str, target: Path, overlay: Path | None = None) -> None:
-    """Write a commit's tree to ``target`` and apply the overlay, if it is for that commit.
+    """Write a commit's tree to ``target`` and apply the overlay.
 
     ``SOURCE.json`` in the tree says which commit it is and what the overlay changed.
 
     Raises:
-        SpecError: ``payload.commit`` (no such commit), ``payload.overlay`` (the tree is not what the overlay is for).
+        SpecError: ``payload.commit`` (no such commit), ``payload.overlay`` (the overlay is for another commit or tree).
         TransportError: ``payload.source`` when the tree cannot be written.
     """
-    target.mkdir(parents=True)
     commit = resolve_commit(project, commit)
+    if overlay is not None:
+        _check_made_for(overlay, commit)
+    target.mkdir(parents=True)
     unpacked = subprocess.run(
         ["tar", "-x", "--no-same-owner", "-C", str(target)], input=git(project, "archive", "--format=tar", commit),
         capture_output=True, check=False,
     )  # fmt: skip
     if unpacked.returncode:
         raise TransportError("payload.source", f"{target}: {unpacked.stderr.decode(errors='replace').strip()}")
-    changed = apply_overlay(target, overlay) if overlay is not None and _is_for(overlay, commit) else []
-    about = {"commit": commit, "overlay": overlay_identity(overlay) if changed else None, "overlaid": changed}
+    changed = apply_overlay(target, overlay) if overlay is not None else []
+    about = {"commit": commit, "overlay": overlay_identity(overlay) or None, "overlaid": changed}
     (target / RECORD).write_bytes(dump_json(about) + b"\n")
     settle_copy(target)
 
@@ -71,6 +73,15 @@ def apply_overlay(tree: Path, overlay: Path) -> list[str]:
     return list(json.loads(done.stdout)["changed"])
 
 
-def _is_for(overlay: Path, commit: str) -> bool:
-    found = json.loads((overlay / "overlay.json").read_text())
-    return bool(found.get("commit") == commit)
+def _check_made_for(overlay: Path, commit: str) -> None:
+    try:
+        made_for = json.loads((overlay / "overlay.json").read_bytes())["commit"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise SpecError("payload.overlay", f"{overlay}/overlay.json: {error!r}", where=str(overlay)) from None
+    if made_for != commit:
+        raise SpecError(
+            "payload.overlay",
+            f"the overlay {overlay} is for commit {made_for}, and the source is {commit}: without it workers call uv; "
+            "take that commit, or let the spec's files have no source_overlay",
+            where=str(overlay), expected=str(made_for), actual=commit,
+        )  # fmt: skip

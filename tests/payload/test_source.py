@@ -120,11 +120,22 @@ def test_the_overlay_of_this_commit_is_applied_and_recorded(project: Path, tmp_p
     assert apply_overlay(tmp_path / "out", overlay) == []
 
 
-def test_the_overlay_of_another_commit_is_not_applied(project: Path, tmp_path: Path) -> None:
-    overlay = overlay_for(project, git(project, "rev-parse", "HEAD~1"), tmp_path / "overlay")
-    export_source(project, "HEAD", tmp_path / "out", overlay)
-    assert (tmp_path / "out/package/code.py").read_text() == "value = 'two'\n"
-    assert json.loads((tmp_path / "out" / RECORD).read_bytes())["overlay"] is None
+def test_the_overlay_of_another_commit_is_refused(project: Path, tmp_path: Path) -> None:
+    """Without it the variables of the runtime mean nothing, and nobody would be told."""
+    former = git(project, "rev-parse", "HEAD~1")
+    overlay = overlay_for(project, former, tmp_path / "overlay")
+    with pytest.raises(SpecError, match=former) as caught:
+        export_source(project, "HEAD", tmp_path / "out", overlay)
+    assert caught.value.code == "payload.overlay" and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"commit": 1}'])
+def test_an_overlay_that_does_not_say_its_commit_is_refused(project: Path, tmp_path: Path, text: str) -> None:
+    overlay = overlay_for(project, git(project, "rev-parse", "HEAD"), tmp_path / "overlay")
+    (overlay / "overlay.json").write_text(text)
+    with pytest.raises(SpecError) as caught:
+        export_source(project, "HEAD", tmp_path / "out", overlay)
+    assert caught.value.code == "payload.overlay"
 
 
 def test_an_overlay_that_does_not_fit_its_commit_is_refused(project: Path, tmp_path: Path) -> None:
