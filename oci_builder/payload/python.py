@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from oci_builder.model.jsontext import dump_json
 from oci_builder.payload.python_libraries import carry_libraries
 from oci_builder.payload.uv import Interpreter
 
-_FORMAT = 3
+_FORMAT = 4
 _ASK = """
 import json, sys, sysconfig
 v = "%d.%d" % sys.version_info[:2]
@@ -43,37 +43,68 @@ def stage_python(interpreter: Interpreter, work: Path, emit: Emit) -> Path:
 
     Its paths still name where it came from.
 
-    Idempotent: the same interpreter gives the folder that stands there.
+    Idempotent: the same interpreter with the same libraries of the machine gives the folder that stands there; when one
+    of these was upgraded, another folder.
 
     Raises:
         SpecError: ``spec.path`` when it has no standard library, ``payload.patchelf`` when its libraries must come with
             it and there is no patchelf.
         TransportError: ``payload.patchelf``, ``io.*``.
     """
-    identity = hashlib.sha256(dump_json([_FORMAT, str(interpreter.path), interpreter.identity])).hexdigest()[:20]
-    place = work / f"python-{identity}"
-    if place.is_dir():
+    identity = _digest([_FORMAT, str(interpreter.path), interpreter.identity])
+    record = work / f"python-{identity}.json"
+    place = _standing(record)
+    if place is not None:
         return place
     about = describe(interpreter.path)
-    staging = work / f".{place.name}.partial-{os.getpid()}"
+    staging = work / f".python-{identity}.partial-{os.getpid()}"
     shutil.rmtree(staging, ignore_errors=True)
     emit(Event("start", "python", unit="items"))
     try:
         _copy_all(interpreter.path, about, staging)
         _bring_in(staging, interpreter.path, Path(about["prefix"]))
-        carry_libraries(staging, emit, Path(about["prefix"]))
+        carried = carry_libraries(staging, emit, Path(about["prefix"]))
         settle_copy(staging)
-        try:
-            staging.rename(place)
-        except OSError:
-            if not place.is_dir():
-                raise
+        place = _settle_place(record, staging, {str(path): _content(path) for path in carried.values()})
     except OSError as error:
         raise disk_error(error, f"copying {interpreter.path}") from None
     finally:
         shutil.rmtree(staging, ignore_errors=True)
     emit(Event("done", "python", unit="items"))
     return place
+
+
+def _standing(record: Path) -> Path | None:
+    """The copy that a record names, when the libraries in it are still the machine's."""
+    try:
+        known = json.loads(record.read_bytes())
+        place = record.with_name(known["name"])
+        same = all(_content(Path(path)) == content for path, content in known["libraries"].items())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return place if same and place.is_dir() else None
+
+
+def _settle_place(record: Path, staging: Path, libraries: Mapping[str, str]) -> Path:
+    """Give a finished copy the name that its libraries make, and note it."""
+    place = record.with_name(f"{record.stem}-{_digest(dict(libraries))}")
+    try:
+        staging.rename(place)
+    except OSError:
+        if not place.is_dir():
+            raise
+    fresh = record.with_name(f".{record.name}.partial-{os.getpid()}")
+    fresh.write_bytes(dump_json({"name": place.name, "libraries": dict(libraries)}))
+    fresh.replace(record)
+    return place
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(dump_json(value)).hexdigest()[:20]
+
+
+def _content(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def describe(python: Path) -> dict[str, Any]:

@@ -48,7 +48,7 @@ class _Object:
     origins: tuple[Path, ...]
 
 
-def carry_libraries(root: Path, emit: Emit, prefix: Path | None = None) -> tuple[str, ...]:
+def carry_libraries(root: Path, emit: Emit, prefix: Path | None = None) -> dict[str, Path]:
     """Copy the libraries that the programs and modules of a Python need into its ``lib``, and let them be found there.
 
     Their terms go to ``share/licences/<name>.txt``; that file is empty where this machine does not say them.
@@ -60,7 +60,7 @@ def carry_libraries(root: Path, emit: Emit, prefix: Path | None = None) -> tuple
         prefix: where it was copied from; its own libraries may lie there.
 
     Returns:
-        Names of the carried libraries, sorted.
+        Name of each carried library -> the file that it is a copy of, sorted.
 
     Raises:
         SpecError, TransportError: ``payload.patchelf``.
@@ -70,19 +70,19 @@ def carry_libraries(root: Path, emit: Emit, prefix: Path | None = None) -> tuple
     own = list(_objects(root, prefix))
     for one in own:
         search.follow(one)
-    _copy(root, {name: found.place for name, found in search.carried.items()})
-    carried = frozenset(search.carried)
+    carried = {name: found.place for name, found in sorted(search.carried.items())}
+    _copy(root, carried)
     for path, facts in sorted(
         [(one.place, one.facts) for one in own]
         + [(root / "lib" / name, found.facts) for name, found in search.carried.items()]
     ):
-        if carried.intersection(facts.needed):
+        if not carried.keys().isdisjoint(facts.needed):
             _look_beside(root, path, facts)
     for name, asker in sorted(search.missing.items()):
         emit(Event("note", "python", message=f"{asker} needs {name}, which this machine has not; it will not load"))
     if carried:
-        emit(Event("note", "python", message=f"{len(carried)} libraries carried: {' '.join(sorted(carried))}"))
-    return tuple(sorted(carried))
+        emit(Event("note", "python", message=f"{len(carried)} libraries carried: {' '.join(carried)}"))
+    return carried
 
 
 @dataclass(slots=True)

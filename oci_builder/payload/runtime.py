@@ -28,7 +28,7 @@ from oci_builder.payload.relocate import apply_relocation, plan_relocation, pref
 from oci_builder.payload.relocate_audit import AuditOptions, audit
 from oci_builder.payload.uv import Interpreter, find_interpreter, find_uv
 
-_FORMAT = 2
+_FORMAT = 3
 _RECORD = "runtime.json"
 _MARKER_SCHEMA = "oci-builder/runtime/1"
 # Where a folder of the build machine may stand, and why that does no harm.
@@ -60,11 +60,15 @@ class Runtime:
 
 @dataclass(frozen=True, slots=True)
 class _Inputs:
-    """What one assembly is made of."""
+    """What one assembly is made of.
+
+    Attributes:
+        shipped: the copy of ``python`` that goes along, if one must.
+    """
 
     tiers: Mapping[str, Path]
     python: Interpreter
-    shipped: bool
+    shipped: Path | None
     project: Path | None
     commit: str
     overlay: Path | None
@@ -85,7 +89,7 @@ def assemble_runtime(
         CheckFailed: ``payload.audit`` when something still names the place where it was made.
         TransportError: ``payload.*``, ``io.*``.
     """
-    inputs = _inputs(spec, folder, work, tiers)
+    inputs = _inputs(spec, folder, work, tiers, emit)
     if inputs is None:
         return Runtime(dict(tiers), files=_marker(spec) if spec.release is not None else {})
     place = work / f"runtime-{_key(spec, inputs)}"
@@ -118,7 +122,7 @@ def add_licences(runtime: Runtime, cuda: Path | None) -> Runtime:
     return replace(runtime, files={**runtime.files, **collect_licences(runtime.tiers, extra)})
 
 
-def _inputs(spec: Spec, folder: Path, work: Path, tiers: Mapping[str, Path]) -> _Inputs | None:
+def _inputs(spec: Spec, folder: Path, work: Path, tiers: Mapping[str, Path], emit: Emit) -> _Inputs | None:
     uv_tiers = {name: tier for name, tier in spec.tiers.items() if not isinstance(tier, PathTier)}
     if not uv_tiers:
         return None
@@ -138,7 +142,7 @@ def _inputs(spec: Spec, folder: Path, work: Path, tiers: Mapping[str, Path]) -> 
     project = _project(uv_tiers)
     overlay = folder / spec.files / "files/source_overlay" if spec.files is not None else None
     return _Inputs(
-        {name: tiers[name] for name in uv_tiers}, python, shipped,
+        {name: tiers[name] for name in uv_tiers}, python, stage_python(python, work, emit) if shipped else None,
         None if project is None else folder / project.project,
         resolve_commit(folder / project.project, project.commit or "HEAD") if project else "",
         overlay if overlay is not None and (overlay / "overlay.json").is_file() else None,
@@ -155,7 +159,7 @@ def _project(tiers: Mapping[str, RequirementsTier | LockTier]) -> LockTier | Non
 def _key(spec: Spec, inputs: _Inputs) -> str:
     parts: list[Any] = [
         _FORMAT, spec.prefix, sorted((name, path.parent.name) for name, path in inputs.tiers.items()),
-        str(inputs.python.path), inputs.python.identity, inputs.shipped, inputs.commit,
+        str(inputs.python.path), inputs.python.identity, inputs.shipped.name if inputs.shipped else None, inputs.commit,
         overlay_identity(inputs.overlay), hashlib.sha256(WORKER.read_bytes()).hexdigest(),
     ]  # fmt: skip
     return hashlib.sha256(dump_json(parts)).hexdigest()[:20]
@@ -169,8 +173,8 @@ def _make(spec: Spec, inputs: _Inputs, work: Path, place: Path, jobs: int, emit:
         for name, env in inputs.tiers.items():
             link_tree(env, root / "envs" / name)
         python = inputs.python.path
-        if inputs.shipped:
-            link_tree(stage_python(inputs.python, work, emit), root / "python")
+        if inputs.shipped is not None:
+            link_tree(inputs.shipped, root / "python")
         if inputs.project is not None:
             export_source(inputs.project, inputs.commit, root / "source", inputs.overlay)
         _relocate(spec, inputs, work, root, jobs, emit)

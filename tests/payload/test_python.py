@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from oci_builder.model.errors import SpecError
+from oci_builder.model.errors import SpecError, TransportError
 from oci_builder.model.events import Event, silent
 from oci_builder.payload import python as python_module
 from oci_builder.payload import python_libraries
@@ -142,12 +142,14 @@ def test_libraries_beside_the_original_are_found_through_its_relative_search_pat
     )
     said: list[Event] = []
     set_search_path(os.fsencode(two), "$ORIGIN")
-    assert carry_libraries(root, said.append, tmp_path / "from") == ("libone.so.1", "libtwo.so.1")
+    assert carry_libraries(root, said.append, tmp_path / "from") == {
+        name: tmp_path / "from/lib" / name for name in ("libone.so.1", "libtwo.so.1")
+    }
     assert facts(module).runpath == ("$ORIGIN/../..", "$ORIGIN/x")
     assert facts(root / "lib/libtwo.so.1").runpath == ("$ORIGIN",)
     assert "libone.so.1" in said[-1].message
     before = module.stat()
-    assert carry_libraries(root, silent, tmp_path / "from") == ()
+    assert carry_libraries(root, silent, tmp_path / "from") == {}
     assert module.stat().st_mtime_ns == before.st_mtime_ns
 
 
@@ -157,7 +159,7 @@ def test_a_library_that_nobody_has_is_said(tmp_path: Path) -> None:
     compiled(tmp_path / "copy/lib/_m.so", "-x", "none", gone)
     gone.unlink()
     said: list[Event] = []
-    assert carry_libraries(tmp_path / "copy", said.append) == ()
+    assert carry_libraries(tmp_path / "copy", said.append) == {}
     assert [("_m.so" in e.message, "libgone.so.1" in e.message) for e in said] == [(True, True)]
 
 
@@ -184,6 +186,22 @@ def test_a_copy_that_stands_is_not_made_again(copy: Path) -> None:
     (copy / "mine").touch()
     assert staged(BASE, copy.parent) == copy and (copy / "mine").exists()
     (copy / "mine").unlink()
+
+
+def test_an_upgraded_library_of_the_machine_is_another_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The old one would be shipped for ever: OpenSSL is upgraded under the same interpreter."""
+    library = tmp_path / "libssl.so.3"
+    library.write_text("with a fault")
+    monkeypatch.setattr(python_module, "carry_libraries", lambda *_: {library.name: library})
+    work = tmp_path / "work"
+    old = staged(BASE, work)
+    assert staged(BASE, work) == old
+    library.write_text("mended")
+    new = staged(BASE, work)
+    assert new != old and staged(BASE, work) == new
+    library.unlink()
+    with pytest.raises(TransportError, match="libssl"):
+        staged(BASE, work)
 
 
 def test_what_needs_a_display_or_makes_environments_stays_behind(copy: Path) -> None:
