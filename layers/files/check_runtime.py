@@ -33,6 +33,7 @@ from typing import Any
 SCHEMA = "nrl-check-runtime/1"
 GLIBC, DRIVER, CAPABILITY = (2, 35), 580, "10.0"
 SHM = 1 << 30
+OVERLAID = b"NEMO_RL_PREBUILT_ENV_ROOT"
 TOOLS = ("nvcc", "ptxas", "fatbinary", "cudafe++", "nvlink", "cuobjdump", "nvdisasm")
 # Checks of one module each -> the package it comes from, which a build may leave out.
 PACKAGES = {
@@ -141,14 +142,40 @@ def installation_rows(prefix: Path, tiers: Sequence[str]) -> Iterator[Row]:
     yield row("prefix", good, str(prefix) if good else f"{prefix}: characters that Ray's workers do not survive")
     record = installed(prefix)
     if record:
-        same = record.get("prefix") == str(prefix)
-        moved = "" if same else f"it was installed at {record.get('prefix')} and moved: install it here"
+        same = os.path.realpath(str(record.get("prefix"))) == os.path.realpath(prefix)
+        advice = "run ensure_runtime.sh with this prefix"
+        moved = "" if same else f"it was installed at {record.get('prefix')} and moved: {advice}"
         yield row("installed", same, moved or f"archive {record.get('sha256')}", sha256=record.get("sha256"))
     if not tiers:
         yield row("tiers", False, f"no tier in {prefix}/envs")
     for tier in tiers:
         yield interpreter(prefix, tier)
     yield from toolkit(prefix)
+    yield from source_tree(prefix)
+
+
+def source_tree(prefix: Path) -> Iterator[Row]:
+    """The source that would be imported has the overlay: without it workers build environments of their own."""
+    given = os.environ.get("NEMO_RL_SOURCE_ROOT")
+    tree = Path(given or prefix / "source")
+    if not given and not (tree / "nemo_rl").is_dir():
+        return  # a runtime of packages alone
+    reason = str(tree)
+    if not tree.is_absolute():
+        reason = f"NEMO_RL_SOURCE_ROOT={tree} is not absolute: another folder's processes do not find it"
+    elif not (tree / "nemo_rl").is_dir():
+        reason = f"NEMO_RL_SOURCE_ROOT={tree} holds no nemo_rl/"
+    elif not any(OVERLAID in path.read_bytes() for path in sorted((tree / "nemo_rl").rglob("*.py")) if path.is_file()):
+        reason = f"{tree} lacks the overlay (no {OVERLAID.decode()} in it): run {prefix}/overlay/apply.py {tree}"
+    yield row("source", reason == str(tree), reason)
+
+
+def at_home(prefix: Path) -> Path:
+    """The prefix as it was named when it was installed, where a link leads to the same folder."""
+    named = installed(prefix).get("prefix")
+    if isinstance(named, str) and os.path.isabs(named) and os.path.realpath(named) == os.path.realpath(prefix):
+        return Path(named)
+    return prefix
 
 
 def installed(prefix: Path) -> Mapping[str, Any]:
@@ -243,7 +270,7 @@ def shipped_rows(prefix: Path, tiers: Sequence[str], stages: Sequence[str], only
     wanted: list[Mapping[str, Any]] = []
     absent = left_out(prefix, tiers)
     for stage in stages:
-        argv = [python, checks, "list", "--stage", stage, "--prefix", prefix, "--tiers", ",".join(tiers)]
+        argv = [python, "-B", checks, "list", "--stage", stage, "--prefix", prefix, "--tiers", ",".join(tiers)]
         done = subprocess.run([str(a) for a in argv], capture_output=True, text=True, check=False)
         if done.returncode:
             return [row("checks", False, done.stderr[-500:])]
@@ -252,7 +279,7 @@ def shipped_rows(prefix: Path, tiers: Sequence[str], stages: Sequence[str], only
     with tempfile.TemporaryDirectory(prefix="nrl-check-") as folder:
         listed, receipt = Path(folder, "list.json"), Path(folder, "receipt.json")
         listed.write_text(json.dumps({"checks": wanted}))
-        argv = [python, checks, "run", "--list", listed, "--json", receipt]
+        argv = [python, "-B", checks, "run", "--list", listed, "--json", receipt]
         environment = activated(prefix, Path(folder))
         done = subprocess.run(
             [str(a) for a in argv], env=environment, stdout=subprocess.PIPE, text=True, preexec_fn=without_network
@@ -270,7 +297,7 @@ def gpu_rows(prefix: Path) -> tuple[list[Row], int]:
         "import sys, json; sys.path.insert(0, sys.argv[1])\nimport gpu\n"
         "try: print(json.dumps(gpu.gpu_facts()))\nexcept gpu.NoGpu as e: print(json.dumps({'why': str(e), 'gpus': []}))"
     )
-    done = subprocess.run([sys.executable, "-c", code, str(prefix / "checks")], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-B", "-c", code, str(prefix / "checks")], capture_output=True, text=True)
     try:
         facts = json.loads(done.stdout)
     except ValueError:
@@ -300,11 +327,12 @@ def ask(prefix):
             with open(path, "rb") as file: return file.read()
         except OSError: return b""
     record = json.loads(read(os.path.join(prefix, ".nrl-install/installed.json")) or b"{}")
+    root = os.environ.get("NEMO_RL_PREBUILT_ENV_ROOT", "")
     inventories = b"".join(read(os.path.join(prefix, "inventory-%s.json" % t)) for t in ("base", "automodel", "vllm"))
     return {"host": socket.gethostname(), "there": os.path.isdir(os.path.join(prefix, "envs")),
             "sha256": record.get("sha256", ""), "inventories": hashlib.sha256(inventories).hexdigest(),
             "executable": sys.executable, "python": sys.version.split()[0],
-            "root": os.environ.get("NEMO_RL_PREBUILT_ENV_ROOT", ""),
+            "root": root, "same": os.path.realpath(root) == os.path.realpath(os.path.join(prefix, "envs")),
             "driver": read("/proc/driver/nvidia/version").decode("utf-8", "replace").partition("\\n")[0]}
 ray.init(address="auto", log_to_driver=False)
 nodes = [n for n in ray.nodes() if n["Alive"]]
@@ -321,7 +349,7 @@ print("\\n" + json.dumps(answers))
 
 def cluster_rows(prefix: Path) -> list[Row]:
     """Ask every living node of the running cluster."""
-    argv = [str(prefix / "envs/base/bin/python"), "-c", _CLUSTER, str(prefix)]
+    argv = [str(prefix / "envs/base/bin/python"), "-B", "-c", _CLUSTER, str(prefix)]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     try:
         answers: dict[str, dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
@@ -338,7 +366,7 @@ def judge_cluster(prefix: Path, answers: Mapping[str, Mapping[str, Any]]) -> lis
         wrong = str(answer.get("error", ""))
         if not wrong and not answer.get("there"):
             wrong = f"no runtime at {prefix}"
-        elif not wrong and root != f"{prefix}/envs":
+        elif not wrong and root != f"{prefix}/envs" and not (root and answer.get("same")):
             wrong = f"its raylet was not started from a shell activated there (NEMO_RL_PREBUILT_ENV_ROOT={root!r})"
         reason = wrong or str(answer.get("executable"))
         rows.append(row(f"node:{answer.get('host', node)}", not wrong, reason, **answer))
@@ -357,7 +385,7 @@ def judge_cluster(prefix: Path, answers: Mapping[str, Mapping[str, Any]]) -> lis
 
 def collect(options: argparse.Namespace) -> list[Row]:
     """All rows that were asked for."""
-    prefix = Path(os.path.abspath(options.prefix))
+    prefix = at_home(Path(os.path.abspath(options.prefix)))
     envs = prefix / "envs"
     there = sorted(p.name for p in envs.iterdir() if (p / "bin").is_dir()) if envs.is_dir() else []
     tiers = options.tier or sorted(there, key=lambda t: (t != "base", t))
@@ -398,17 +426,29 @@ def main(argv: Sequence[str]) -> int:
     rows = collect(options)
     outcomes = {r["outcome"] for r in rows}
     ok = not outcomes - {"pass", "deferred", "skipped"}
-    prefix = os.path.abspath(options.prefix)
+    prefix = str(at_home(Path(os.path.abspath(options.prefix))))
     result = {
         "schema": SCHEMA, "ok": ok, "started": started, "prefix": prefix, "host": platform.node(),
         "archive": installed(Path(prefix)).get("sha256", ""), "kernel": platform.release(), "checks": rows,
     }  # fmt: skip
-    print(table(rows), file=sys.stderr if options.json == "-" else sys.stdout)
-    if options.json == "-":
-        print(json.dumps(result, indent=1, sort_keys=True))
-    elif options.json:
-        Path(options.json).write_text(json.dumps(result, indent=1, sort_keys=True) + "\n")
+    try:
+        report(rows, json.dumps(result, indent=1, sort_keys=True) + "\n", options.json)
+    except BrokenPipeError:  # the reader has seen enough; what the checks say stands
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        print(f"check_runtime.py: {options.json}: {error.strerror}", file=sys.stderr)
+        return 2
     return 0 if ok else 1
+
+
+def report(rows: Sequence[Row], result: str, place: str | None) -> None:
+    """The table, and the JSON where it is wanted."""
+    print(table(rows), file=sys.stderr if place == "-" else sys.stdout)
+    if place == "-":
+        sys.stdout.write(result)
+    elif place:
+        Path(place).write_text(result)
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

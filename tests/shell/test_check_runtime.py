@@ -69,6 +69,52 @@ def test_a_fit_host_without_a_driver(prefix: Path) -> None:
     assert "deferred driver" in text or "pass     driver" in text
 
 
+@pytest.mark.parametrize("recorded", ["by the link", "by the folder"])
+@pytest.mark.parametrize("called", ["by the link", "by the folder"])
+def test_a_link_above_the_prefix_is_no_move(prefix: Path, tmp_path: Path, recorded: str, called: str) -> None:
+    """Home folders are often behind one. The prefix is what it was called when it was installed."""
+    (tmp_path / "home").symlink_to(prefix.parent)
+    places = {"by the link": tmp_path / "home/rt", "by the folder": prefix}
+    record = {"sha256": "ab" * 32, "prefix": str(places[recorded])}
+    (prefix / ".nrl-install/installed.json").write_text(json.dumps(record))
+    _, rows, text = run(places[called])
+    assert rows["installed"]["outcome"] == "pass", text
+    assert rows["prefix"]["reason"] == str(places[recorded])
+
+
+@pytest.mark.parametrize("how", ["shipped", "given", "relative", "pristine", "none"])
+def test_the_source_that_is_imported_needs_the_overlay(prefix: Path, tmp_path: Path, how: str) -> None:
+    tree = prefix / "source" if how == "shipped" else tmp_path / "mine"
+    (tree / "nemo_rl").mkdir(parents=True)
+    if how != "pristine":
+        (tree / "nemo_rl/prebuilt_env.py").write_text("NEMO_RL_PREBUILT_ENV_ROOT")
+    env = {"given": str(tree), "pristine": str(tree), "relative": "mine"}.get(how)
+    _, rows, _ = run(prefix, **({"NEMO_RL_SOURCE_ROOT": env} if env else {}))
+    wanted = {"shipped": "pass", "given": "pass", "relative": "fail", "pristine": "fail", "none": None}[how]
+    assert (rows["source"]["outcome"] if "source" in rows else None) == wanted
+    assert how != "pristine" or "overlay/apply.py" in rows["source"]["reason"]
+
+
+def test_a_reader_that_leaves_changes_nothing(prefix: Path) -> None:
+    for extra in ([], ["--json", "-"]):
+        argv = ["bash", "-c", '"$@" | true; exit "${PIPESTATUS[0]}"', "-", PYTHON, str(prefix / "check_runtime.py"), *extra]
+        status = run(prefix)[0]
+        done = subprocess.run(argv, capture_output=True, text=True)
+        assert "Traceback" not in done.stderr and "Broken" not in done.stderr and done.returncode == status
+
+
+def test_a_result_that_cannot_be_written_is_said(prefix: Path) -> None:
+    argv = [PYTHON, str(prefix / "check_runtime.py"), "--json", "/nonexistent/x"]
+    done = subprocess.run(argv, capture_output=True, text=True)
+    assert done.returncode == 2 and "/nonexistent/x: No such file" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_it_writes_no_bytecode_into_the_runtime(prefix: Path) -> None:
+    run(prefix, "--gpu", "--imports", NRL_CHECK_LIBCUDA="/nowhere/libcuda.so.1")
+    run(prefix, "--imports", "--tier", "base")
+    assert list((prefix / "checks").rglob("*.pyc")) == []
+
+
 def test_zero_gpus_is_a_failure(prefix: Path) -> None:
     """B203."""
     status, rows, _ = run(prefix, "--gpu", NRL_CHECK_LIBCUDA="/nowhere/libcuda.so.1")
@@ -167,6 +213,7 @@ def node(host: str, **changes: Any) -> dict[str, Any]:
     ("change", "row"),
     [
         ({"there": False}, "node:two"), ({"root": "/q/envs"}, "node:two"), ({"root": ""}, "node:two"),
+        ({"root": "", "same": True}, "node:two"), ({"root": "/q/envs", "same": False}, "node:two"),
         ({"error": "lost"}, "node:two"), ({"sha256": "c"}, "cluster"), ({"python": "3.12.1"}, "cluster"),
     ],
 )  # fmt: skip
@@ -176,8 +223,9 @@ def test_nodes_that_differ(change: dict[str, Any], row: str) -> None:
 
 
 def test_equal_nodes_pass() -> None:
-    rows = check.judge_cluster(Path("/p"), {"1": node("one"), "2": node("two")})
-    assert [r["outcome"] for r in rows] == ["pass"] * 3
+    nodes = {"1": node("one"), "2": node("two"), "3": node("three", root="/link/p/envs", same=True)}
+    rows = check.judge_cluster(Path("/p"), nodes)
+    assert [r["outcome"] for r in rows] == ["pass"] * 4
 
 
 def test_without_a_cluster_it_fails(prefix: Path) -> None:
