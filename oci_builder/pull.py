@@ -55,30 +55,39 @@ class Pulled:
 def pull(reference: str, dest: Path, options: PullOptions | None = None, emit: Emit = silent) -> Pulled:
     """Pull ``reference`` (with a digest) into the OCI layout ``dest``, which is made, or added to.
 
+    A layout holds one image a platform: the image that a name stood for gives way to the new one of that name, another
+    name may be given to the same image, and an image beside another one is refused before anything is fetched.
+
     Index, manifest, config and layers are the registry's bytes; ``index.json`` names the platform's manifest under the
     reference's name, and is written last. Idempotent. After a failure or a kill, the next run continues.
 
     Raises:
         SpecError: ``spec.reference``, ``spec.digest``, ``spec.credentials``.
-        ConflictError: ``pull.not_layout``.
+        ConflictError: ``pull.not_layout``, ``pull.other_image``.
         FormatError, IntegrityError, PolicyError, TransportError: as ``fetch_image``.
     """
     options = options or PullOptions()
     pinned = pinned_reference(reference)
     http = RegistryOptions(plain_http=options.plain_http, limits=options.limits)
+    name = pinned.name if pinned.tag else pinned.canonical
     with LayoutFolder(dest) as layout, RegistryClient(pinned, http, emit=emit) as client:
+        if pinned.digest is not None:
+            layout.check_room(pinned.digest, _platform(options.platform), name)
         fetched = fetch_image(client, layout.store, options.platform, emit=emit, prove=options.prove)
-        name = pinned.name if pinned.tag else pinned.canonical
         layout.name(_entry(fetched, options.platform), name)
     manifest = fetched.resolved.manifest
     return Pulled(name, fetched.root.id, fetched.resolved.descriptor.id, manifest.config.id, manifest.layers)
 
 
+def _platform(text: str) -> Platform:
+    system, _, rest = text.partition("/")
+    return Platform(os=system, architecture=rest.partition("/")[0])
+
+
 def _entry(fetched: Fetched, platform: str) -> Descriptor:
     """The manifest's descriptor with its platform, as the index had it or as the config says."""
     descriptor = fetched.resolved.descriptor
-    system, _, rest = platform.partition("/")
-    known = descriptor.platform or Platform(os=system, architecture=rest.partition("/")[0])
+    known = descriptor.platform or _platform(platform)
     return Descriptor(
         media_type=descriptor.media_type, digest=descriptor.digest, size=descriptor.size, platform=known,
         annotations=descriptor.annotations,

@@ -180,7 +180,10 @@ def pull(
     settings: Settings, reference: str, dest: Path, spec_path: Path | None, platform: str, plain_http: bool,
     cache: Path, json_file: str | None,
 ) -> None:  # fmt: skip
-    """Pull REFERENCE@sha256:… into the OCI layout DEST, verified, resumable."""
+    """Pull REFERENCE@sha256:… into the OCI layout DEST, verified, resumable.
+
+    DEST holds one image a platform: the same name is brought up to date, another image beside it is refused.
+    """
     from oci_builder.pull import PullOptions
     from oci_builder.pull import pull as run
 

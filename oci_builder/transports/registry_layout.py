@@ -14,7 +14,8 @@ from types import TracebackType
 from typing import Any
 
 from oci_builder.model import media
-from oci_builder.model.documents import Descriptor, Index, parse_document
+from oci_builder.model.digest import Digest
+from oci_builder.model.documents import Descriptor, Index, Platform, parse_document
 from oci_builder.model.errors import ConflictError, OciBuilderError, disk_error, show
 from oci_builder.model.jsontext import dump_json, load_json
 from oci_builder.model.limits import DEFAULT_LIMITS
@@ -24,10 +25,15 @@ REF_NAME = "org.opencontainers.image.ref.name"
 _WORK = ".oci-builder-pull"
 
 
+def _same_machine(found: Any, platform: Platform) -> bool:
+    """Whether an entry's platform, which it need not have, may be the same."""
+    return not found or (found.get("os"), found.get("architecture")) == (platform.os, platform.architecture)
+
+
 class LayoutFolder:
     """Use ``with``. ``store`` puts blobs into the layout; partial ones stand in a hidden folder, gone when all is well.
 
-    Several processes may fill the same layout.
+    Several processes may fill the same layout. It holds one image a platform, under as many names as are asked for.
 
     Raises (entering):
         ConflictError: ``pull.not_layout``: the folder holds something else, which is left alone.
@@ -80,10 +86,36 @@ class LayoutFolder:
         if empty:
             self.path.rmdir()
 
+    def check_room(self, root: Digest, platform: Platform, name: str) -> None:
+        """Refuse, before anything is asked for, an image beside another one: no reader would know which is meant.
+
+        Args:
+            root: digest that is about to be pulled; what was pulled here before is judged when it gets its name.
+
+        Raises:
+            ConflictError: ``pull.other_image``.
+        """
+        if not self.store.has(root):
+            self._check_alone(root, platform, name)
+
+    def _check_alone(self, digest: Digest, platform: Platform, name: str) -> None:
+        for entry in self._entries():
+            other = (entry.get("annotations") or {}).get(REF_NAME)
+            if other == name or entry["digest"] == digest or not _same_machine(entry.get("platform"), platform):
+                continue
+            self._done = True  # nothing is left to resume
+            raise ConflictError(
+                "pull.other_image",
+                f"{show(str(self.path))} holds another image for {platform.os}/{platform.architecture}, "
+                f"{show(str(other or entry['digest']))}; choose another folder",
+                where=str(self.path), expected=str(digest), actual=str(entry["digest"]),
+            )  # fmt: skip
+
     def name(self, descriptor: Descriptor, name: str) -> None:
         """Make an image visible under a name, in place of another of that name. Idempotent.
 
         Raises:
+            ConflictError: ``pull.other_image``.
             TransportError: ``io.*``.
         """
         entry = descriptor.to_json()
@@ -91,6 +123,8 @@ class LayoutFolder:
         try:
             with open(self._work / "index.lock", "wb") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
+                if descriptor.platform is not None:
+                    self._check_alone(descriptor.id, descriptor.platform, name)
                 others = [e for e in self._entries() if (e.get("annotations") or {}).get(REF_NAME) != name]
                 index = {"schemaVersion": 2, "mediaType": media.OCI_INDEX, "manifests": [*others, entry]}
                 self._write("oci-layout", layout_marker())

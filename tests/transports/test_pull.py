@@ -80,14 +80,56 @@ def test_c2_14_a_blob_that_rotted_in_the_layout_is_fetched_anew(tmp_path: Path) 
         check_layout(tmp_path / "dest", image, f"{registry.host}/{REPO}:v1")
 
 
-def test_two_images_share_a_layout_and_a_name_moves(tmp_path: Path) -> None:
+def named(dest: Path) -> list[tuple[str, str]]:
+    """The layout's images: name and digest."""
+    entries = json.loads((dest / "index.json").read_bytes())["manifests"]
+    return [(e["annotations"]["org.opencontainers.image.ref.name"], e["digest"]) for e in entries]
+
+
+def test_a_name_moves_and_an_image_has_several(tmp_path: Path) -> None:
     one, two = small_image(seed=1), small_image(seed=2)
     with Registry() as registry:
         names = [f"{registry.host}/{REPO}:{tag}" for tag in ("a", "b")]
-        for image, name in ((one, names[0]), (two, names[1]), (two, names[0])):
+        for image, name in ((one, names[0]), (two, names[0]), (two, names[1])):
             pull(f"{name}@{image.publish(registry, REPO)}", tmp_path / "dest")
-    entries = json.loads((tmp_path / "dest" / "index.json").read_bytes())["manifests"]
-    assert [e["digest"] for e in entries] == [two.digest, two.digest]
+    assert named(tmp_path / "dest") == [(names[0], two.digest), (names[1], two.digest)]
+
+
+def test_another_image_beside_one_is_refused_before_anything(tmp_path: Path) -> None:
+    """Nothing would say which of the two is meant: verify, inspect and unpack refuse such a layout."""
+    one, two = small_image(seed=1), small_image(seed=2)
+    with Registry() as registry:
+        pull(f"{registry.host}/{REPO}:a@{one.publish(registry, REPO)}", tmp_path / "dest")
+        other = f"{registry.host}/{REPO}:b@{two.publish(registry, REPO)}"
+        registry.log.clear()
+        with pytest.raises(ConflictError) as error:
+            pull(other, tmp_path / "dest")
+        assert error.value.code == "pull.other_image" and f"{REPO}:a" in error.value.message
+        assert registry.log == []
+        check_layout(tmp_path / "dest", one, f"{registry.host}/{REPO}:a")
+
+
+def test_an_image_that_a_name_left_does_not_come_back_under_another(tmp_path: Path) -> None:
+    """Its blobs are in the layout still, so this is seen only when it is to get its name."""
+    one, two = small_image(seed=1), small_image(seed=2)
+    with Registry() as registry:
+        a, b = (f"{registry.host}/{REPO}:{tag}" for tag in "ab")
+        for image in (one, two):
+            pull(f"{a}@{image.publish(registry, REPO)}", tmp_path / "dest")
+        with pytest.raises(ConflictError) as error:
+            pull(f"{b}@{one.digest}", tmp_path / "dest")
+    assert error.value.code == "pull.other_image"
+    assert named(tmp_path / "dest") == [(a, two.digest)]
+    assert sorted(os.listdir(tmp_path / "dest")) == ["blobs", "index.json", "oci-layout"]
+
+
+def test_images_of_two_platforms_share_a_layout(tmp_path: Path) -> None:
+    one, two = small_image(seed=1), small_image(seed=2, arch="arm64")
+    with Registry() as registry:
+        a, b = (f"{registry.host}/{REPO}:{tag}" for tag in "ab")
+        pull(f"{a}@{one.publish(registry, REPO)}", tmp_path / "dest")
+        pull(f"{b}@{two.publish(registry, REPO)}", tmp_path / "dest", PullOptions(platform="linux/arm64"))
+    assert named(tmp_path / "dest") == [(a, one.digest), (b, two.digest)]
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
