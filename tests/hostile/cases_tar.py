@@ -196,6 +196,11 @@ STRUCTURE: list[Case] = [
     ("C7-14a", "a key twice", with_pax(record(b"path", b"x"), record(b"path", b"y")), {b"y": b"data"}),
     ("C7-14b", "a PAX and another GNU name", one(pax(record(b"path", b"x")), long_name(b"y\0"), F), "tar.ambiguous"),
     ("C7-14c", "two GNU names", one(long_name(b"x\0"), long_name(b"y\0"), F), "tar.ambiguous"),
+    *[(f"C7-14{tag}", f"a sparse file's name for what is {what}", one(F, pax(
+        record(b"path", b"good"), record(b"GNU.sparse.name", b"evil")), part), "tar.ambiguous") for tag, what, part in (
+        ("d", "a folder", folder(b"d")), ("e", "a symbolic link", symlink(b"l", b"f")),
+        ("f", "a hard link", hardlink(b"h", b"f")), ("g", "a fifo", header(b"p", kind=b"6")),
+        ("h", "an old sparse file", sparse(b"s", b"x", [(0, 1)], 5)))],
     ("C7-15", "a PAX header at the end", one(F, pax(record(b"path", b"x"))), "tar.pax"),
     ("C7-16", "a PAX header of 2 MiB", with_pax(record(b"comment", b"x" * (2 << 20))), "limit.record"),
     *[(f"C7-17{tag}", f"type {kind!r}", one(header(b"a", kind=kind)), "entry.type") for tag, kind in zip(

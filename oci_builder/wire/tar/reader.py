@@ -235,6 +235,10 @@ class TarReader:
 
     def _name(self, raw: RawHeader, values: dict[bytes, bytes], names: dict[bytes, bytes], start: int) -> bytes:
         long_name = names.get(b"L")
+        if raw.type not in (b"0", b"\0") and any(key.startswith(b"GNU.sparse.") for key in values):
+            # Go's reader takes the name in them for sparse files only, GNU tar's and Python's for anything.
+            where = Place(self._where, start)
+            raise FormatError("tar.ambiguous", f"{where}: GNU sparse records, and the entry is no file", where=where)
         path = values.get(b"GNU.sparse.name") or values.get(b"path")
         if long_name is not None and path and path != long_name:
             where = Place(self._where, start)
