@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +23,7 @@ import modal
 from modal import exception as failed
 
 from oci_builder.engines.modal_container import ARCHIVE, REPACK_VARIABLE, RUNTIME, answer
-from oci_builder.engines.modal_project import take_folder
+from oci_builder.engines.modal_project import folder_state, take_folder
 from oci_builder.engines.modal_request import portable_of, prepare
 from oci_builder.engines.needs import Needs, validate
 from oci_builder.engines.stages import Request, Stage, find_stage
@@ -82,17 +83,20 @@ def run_on_modal(name: str, request: Request, emit: Emit = silent) -> dict[str, 
     stage = find_stage(name)
     validate(stage.needs, f"stage {name}")
     with tempfile.TemporaryDirectory(prefix="oci-builder-") as folder, told(stage):
-        inputs = Path(folder) / "inputs.tar"
+        inputs, before = Path(folder) / "inputs.tar", folder_state(Path(request.release)) if request.release else {}
         spec = load_spec(Path(request.spec))
         portable = portable_of(request) if stage.needs.image in _HOSTS else ""
         sent = prepare(stage, request, spec, portable, inputs)
         app = modal.App(APPS[stage.needs.image], include_source=False)
         function = bind(app, stage, image_of(stage.needs, spec, inputs, sent["out"], portable))
         emit(Event("note", name, message=f"on Modal: {app.name}"))
+        result: dict[str, Any] | None = None
         with _output(), app.run():
             result = _called(function, name, sent)
+        if result is None:  # the client ends the App and says nothing when it is interrupted
+            raise KeyboardInterrupt
     if text := result.pop("release"):
-        changed = take_folder(text, Path(request.release))
+        changed = take_folder(text, Path(request.release), before)
         emit(Event("note", name, message=f"{request.release}: {', '.join(changed)}"))
     return result
 
@@ -165,7 +169,8 @@ def _host(start: str, spec: Spec, helper: Path, out: str, portable: str) -> moda
     image = modal.Image.from_registry(start, add_python=RUNNER_PYTHON)
     image = image.apt_install(*_HOST_SYSTEM).pip_install(*_pinned(PACKAGES))
     mount, name = next(iter(find_stage("package").needs.volumes.items()))
-    install = f"bash /oci-builder/ensure_runtime.sh {mount}/dist/{out}/{PORTABLE} {portable} {RUNTIME}"
+    archive = shlex.quote(f"{mount}/dist/{out}/{PORTABLE}")
+    install = f"bash /oci-builder/ensure_runtime.sh {archive} {portable} {RUNTIME}"
     return image.add_local_file(helper, "/oci-builder/ensure_runtime.sh", copy=True).run_commands(
         f"NRL_PYTHON=/usr/bin/python3 {install}", volumes={mount: volume(name)}
     )

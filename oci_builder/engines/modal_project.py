@@ -7,19 +7,23 @@ never travel: they stay on the volume. Both ends are this file, so the standard 
 from __future__ import annotations
 
 import base64
+import fcntl
 import io
 import lzma
 import os
+import re
 import shutil
 import tarfile
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from oci_builder.engines.stages import Request
 from oci_builder.engines.stages_options import FILES
-from oci_builder.model.errors import SpecError, TransportError, disk_error, show
+from oci_builder.model.errors import ConflictError, SpecError, TransportError, disk_error, show
 from oci_builder.model.spec import (
+    TAG_PATTERN,
     DockerBase,
     LockTier,
     OciBase,
@@ -29,6 +33,7 @@ from oci_builder.model.spec import (
     Spec,
     load_spec,
 )
+from oci_builder.release.files import replace_file
 
 # A checkout with its history fits; a tier of a real runtime belongs on the volume.
 LARGEST = 2 << 30
@@ -64,12 +69,23 @@ def pack(request: Request, target: Path, mounts: Iterable[str] = (), *, whole: b
             options[option] = f"inputs/{option}/{file.name}"
             named[options[option]] = file.absolute()
     if request.release:
-        release = Path(request.release).absolute()
+        release = _release(request.release)
         sent["release"] = f"releases/{release.name}"
         if release.is_dir():
             named[sent["release"]] = release
     _write(target, named)
     return {**sent, "options": options}
+
+
+def _release(text: str) -> Path:
+    """The release folder; its name is also that of a folder on the volume."""
+    release = Path(os.path.abspath(text))
+    if not re.fullmatch(TAG_PATTERN, release.name):
+        raise SpecError(
+            "modal.project", f"a release folder on Modal is called by letters, digits, dots, dashes, underscores, not "
+            f"{show(release.name)}", where="--release", actual=release.name,
+        )  # fmt: skip
+    return release
 
 
 def unpack(archive: Path, folder: Path) -> None:
@@ -117,30 +133,56 @@ def folder_text(state: Mapping[str, bytes]) -> str:
     return base64.b64encode(buffer.getvalue()).decode("ascii")
 
 
-def take_folder(text: str, folder: Path) -> list[str]:
-    """Make ``folder`` hold exactly the files of ``folder_text``; the one before goes only when the new one is whole.
+def take_folder(text: str, folder: Path, sent: Mapping[str, bytes]) -> list[str]:
+    """Do to ``folder`` what the stage did to its copy; what others did here meanwhile stays.
 
-    Returns: the names that are new or have changed.
+    Args:
+        text: the copy as the stage left it, by ``folder_text``.
+        sent: the folder's state when the copy was made.
+
+    Returns: the names that are new, have changed, or are gone.
 
     Raises:
+        ConflictError: ``modal.conflict``: a file was changed here and there. Nothing is done then; what came back lies
+            beside the folder.
         TransportError: ``io.*``, ``modal.result`` (damaged, or names outside the folder).
     """
+    state = dict(_files(text))
     try:
-        state = dict(_files(text))
-        before = folder_state(folder)
-        new, old = (folder.with_name(f".{folder.name}.{word}-{os.getpid()}") for word in ("new", "old"))
-        for name, data in state.items():
-            path = new / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(data)
-        (new / "receipts").mkdir(parents=True, exist_ok=True)
-        if folder.exists():
-            folder.rename(old)
-        new.rename(folder)
-        shutil.rmtree(old, ignore_errors=True)
+        (folder / "receipts").mkdir(parents=True, exist_ok=True)
+        lock = os.open(folder.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            return _merge(state, folder, sent)
+        finally:
+            os.close(lock)
     except OSError as error:
         raise disk_error(error, "taking the release folder over") from None
-    return sorted(name for name, data in state.items() if before.get(name) != data)
+
+
+def _merge(state: Mapping[str, bytes], folder: Path, sent: Mapping[str, bytes]) -> list[str]:
+    here = folder_state(folder)
+    changed = sorted(n for n in {*state, *sent} if state.get(n) != sent.get(n) and state.get(n) != here.get(n))
+    if torn := [name for name in changed if here.get(name) != sent.get(name)]:
+        kept = Path(tempfile.mkdtemp(prefix=f".{folder.name}.returned-", dir=folder.parent))
+        for name, data in state.items():
+            _put(kept / name, data)
+        raise ConflictError(
+            "modal.conflict", f"{show(str(folder / torn[0]))} was changed here while the stage changed its copy; what "
+            f"came back lies in {show(str(kept))}", where=torn[0],
+        )  # fmt: skip
+    # The verdict speaks of receipts: it comes last.
+    for name in sorted(changed, key=lambda n: (not n.startswith("receipts/"), n.startswith("qualification"), n)):
+        if name in state:
+            _put(folder / name, state[name])
+        else:
+            (folder / name).unlink()
+    return changed
+
+
+def _put(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(path, data)
 
 
 def _files(text: str) -> Iterator[tuple[str, bytes]]:

@@ -19,7 +19,7 @@ from oci_builder.engines.modal_project import arrived, folder_state, folder_text
 from oci_builder.engines.modal_request import chosen
 from oci_builder.engines.stages import STAGES, Request
 from oci_builder.engines.stages_options import FILES
-from oci_builder.model.errors import OciBuilderError, PolicyError, SpecError, TransportError
+from oci_builder.model.errors import ConflictError, OciBuilderError, PolicyError, SpecError, TransportError
 from oci_builder.model.events import Event
 from oci_builder.model.receipts import Host
 
@@ -153,17 +153,55 @@ def test_inputs_that_are_not_whole(tmp_path: Path) -> None:
     assert error.value.code == "modal.project"
 
 
-def test_the_release_folder_comes_back_whole(tmp_path: Path) -> None:
-    there, here = tmp_path / "there", tmp_path / "here/r1"
-    for place, names in ((there, ("portable.json", "superseded/ab/portable.json")), (here, ("portable.json", "old"))):
-        for name in names:
-            (place / name).parent.mkdir(parents=True, exist_ok=True)
-            (place / name).write_text(f"{place.name} {name}")
-    changed = take_folder(folder_text(folder_state(there)), here)
-    assert changed == ["portable.json", "superseded/ab/portable.json"]
+def folder_of(place: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / name).write_text(text)
+    return place
+
+
+def test_what_a_stage_did_to_its_copy_is_done_here(tmp_path: Path) -> None:
+    here = folder_of(tmp_path / "here/r1", {"portable.json": "1", "old": "x", "same": "s"})
+    sent = folder_state(here)
+    there = folder_of(tmp_path / "there", {"portable.json": "2", "superseded/ab/portable.json": "1", "same": "s"})
+    changed = take_folder(folder_text(folder_state(there)), here, sent)
+    assert changed == ["old", "portable.json", "superseded/ab/portable.json"]
     assert folder_state(here) == folder_state(there)
-    assert (here / "receipts").is_dir()
     assert [p.name for p in here.parent.iterdir()] == ["r1"]
+
+
+def test_what_others_did_meanwhile_stays(tmp_path: Path) -> None:
+    """Two stages of a release at once: neither takes the other's receipt away."""
+    here = folder_of(tmp_path / "here/r1", {"portable.json": "1"})
+    sent = folder_state(here)
+    there = folder_of(tmp_path / "there", {"portable.json": "1", "receipts/mine.json": "m"})
+    folder_of(here, {"receipts/theirs.json": "t", "NOTES": "n"})
+    assert take_folder(folder_text(folder_state(there)), here, sent) == ["receipts/mine.json"]
+    assert folder_state(here) == {
+        "portable.json": b"1", "receipts/mine.json": b"m", "receipts/theirs.json": b"t", "NOTES": b"n"
+    }  # fmt: skip
+
+
+def test_a_file_changed_on_both_sides_is_a_conflict_and_nothing_is_lost(tmp_path: Path) -> None:
+    here = folder_of(tmp_path / "here/r1", {"qualification.json": "candidate"})
+    sent = folder_state(here)
+    there = folder_of(tmp_path / "there", {"qualification.json": "pass", "receipts/new.json": "n"})
+    folder_of(here, {"qualification.json": "failed"})
+    with pytest.raises(ConflictError) as caught:
+        take_folder(folder_text(folder_state(there)), here, sent)
+    assert caught.value.code == "modal.conflict"
+    assert folder_state(here) == {"qualification.json": b"failed"}
+    (kept,) = (p for p in here.parent.iterdir() if p != here)
+    assert folder_state(kept) == folder_state(there)
+
+
+@pytest.mark.parametrize("name", ["r q;id", "a b", ".hidden", "é"])
+def test_a_release_folder_with_an_odd_name_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "spec.json").write_text(json.dumps({"name": "n", "tag": "t", "base": {"scratch": True}, "prefix": "/p",
+                                                    "tiers": {"base": {"requirements": "r.txt"}}}))  # fmt: skip
+    with pytest.raises(SpecError) as caught:
+        pack(Request(str(tmp_path / "spec.json"), "out", "cache", release=str(tmp_path / name)), tmp_path / "inputs.tar")
+    assert caught.value.code == "modal.project"
 
 
 def text_with(name: str) -> str:
@@ -180,7 +218,7 @@ def test_a_damaged_or_straying_answer_changes_nothing(text: str, tmp_path: Path)
     (tmp_path / "r1").mkdir()
     (tmp_path / "r1/portable.json").write_text("kept")
     with pytest.raises(TransportError) as error:
-        take_folder(text, tmp_path / "r1")
+        take_folder(text, tmp_path / "r1", {})
     assert error.value.code == "modal.result"
     assert folder_state(tmp_path) == {"r1/portable.json": b"kept"}
 
@@ -294,7 +332,7 @@ def test_an_answer_that_is_too_large_stays_on_the_volume(tmp_path: Path, monkeyp
     found = modal_container.answer("nccl8", {**sent, "out": "r1"})
     assert (found["outcome"], found["error"]["code"], found["release"]) == ("error", "modal.result", "")
     (kept,) = (tmp_path / "tmp/oci-builder/cache/answers").iterdir()
-    take_folder(kept.read_text(), tmp_path / "taken")
+    take_folder(kept.read_text(), tmp_path / "taken", {})
     assert (tmp_path / "taken/receipts/new.json").read_text() == "made here"
 
 
