@@ -1,4 +1,4 @@
-"""check_runtime.py and nrl-run-record, run as programs with nothing installed."""
+"""check_runtime.py, run as a program with nothing installed."""
 
 from __future__ import annotations
 
@@ -231,48 +231,6 @@ def test_equal_nodes_pass() -> None:
 def test_without_a_cluster_it_fails(prefix: Path) -> None:
     status, rows, _ = run(prefix, "--cluster")
     assert status == 1 and rows["cluster"]["outcome"] == "fail"
-
-
-def record(prefix: Path, *argv: str, **env: str) -> subprocess.CompletedProcess[str]:
-    given = {"PATH": os.environ["PATH"], **env}
-    return subprocess.run([PYTHON, prefix / "nrl-run-record", *argv], env=given, capture_output=True, text=True)
-
-
-def test_run_record(prefix: Path, tmp_path: Path) -> None:
-    (prefix / "source").mkdir()
-    (prefix / "source/SOURCE.json").write_text(json.dumps({"commit": "81aa43d", "overlay": "x"}))
-    config, out = tmp_path / "grpo.yaml", tmp_path / "run.json"
-    config.write_text("a: é\n")
-    argv = ("--out", str(out), "--run-id", "r7", "--config", str(config), "--data", "gsm8k=0123abc", "--model", "m=89d")
-    assert record(prefix, *argv).returncode == 0
-    found = json.loads(out.read_text())
-    assert found["source"]["commit"] == "81aa43d" and found["runtime"]["archive_sha256"] == "ab" * 32
-    assert (found["config"]["text"], found["data"], found["models"]) == ("a: é\n", {"gsm8k": "0123abc"}, {"m": "89d"})
-    before = out.read_bytes()
-    assert record(prefix, *argv).returncode == 6 and out.read_bytes() == before
-
-
-@pytest.mark.parametrize("wrong", [["--model", "m=main"], ["--data", "x"], ["--image", "sha256:1"], ["--config", "/no"]])
-def test_run_record_refuses_what_is_not_known(prefix: Path, tmp_path: Path, wrong: list[str]) -> None:
-    (prefix / "source").mkdir()
-    (prefix / "source/SOURCE.json").write_text('{"commit": "81aa43d"}')
-    assert record(prefix, "--out", str(tmp_path / "o"), "--run-id", "r", *wrong).returncode == 2
-    assert not (tmp_path / "o").exists()
-
-
-def test_run_record_of_a_changed_checkout(prefix: Path, tmp_path: Path) -> None:
-    tree = tmp_path / "mine"
-    (tree / "nemo_rl").mkdir(parents=True)
-    (tree / "nemo_rl/a.py").write_text("1")
-    git = ["git", "-C", str(tree), "-c", "user.name=lab", "-c", "user.email=lab@example.net"]
-    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "x"]):
-        subprocess.run([*git, *words], check=True)
-    argv = ("--run-id", "r")
-    assert record(prefix, "--out", str(tmp_path / "1"), *argv, NEMO_RL_SOURCE_ROOT=str(tree)).returncode == 0
-    (tree / "nemo_rl/a.py").write_text("2")
-    assert record(prefix, "--out", str(tmp_path / "2"), *argv, NEMO_RL_SOURCE_ROOT=str(tree)).returncode == 0
-    clean, changed = (json.loads((tmp_path / n).read_text())["source"] for n in "12")
-    assert (clean["changed"], changed["changed"], changed["commit"]) == (False, True, clean["commit"])
 
 
 @pytest.mark.parametrize("name", ["check_runtime.py", "nrl-run-record", "source_overlay/apply.py", "source_overlay/prebuilt_env.py"])

@@ -40,7 +40,7 @@ class CheckRuntime(Case):
         (source / "SOURCE.json").write_text(json.dumps({"commit": "81" * 20}))
         out = self.place / "record.json"
         argv = [PYTHON, "-I", "-S", self.root / "nrl-run-record", "--out", out, "--run-id", "r1",
-                "--data", "squad=abc", "--image", "sha256:" + "ab" * 32]  # fmt: skip
+                "--data", "squad=0123abc", "--image", "sha256:" + "ab" * 32]  # fmt: skip
         env = {"NRL_RUNTIME_ROOT": str(self.root), "NEMO_RL_SOURCE_ROOT": str(source), "PYTHONPATH": str(source)}
         done = self.call(*argv, **env)
         self.assertEqual(done.returncode, 0, done.stderr)
