@@ -14,9 +14,9 @@ no_new_privs, a seccomp deny list. All mounts live in the private namespace: whe
 takes all others with it, so are they.
 
 Exit status with checks: 0 all passed or were allowed to defer, 1 a check said no, 2 the request is wrong, 125 the
-runner itself failed. With ``exec``: the program's own status, 128 + N when signal N ended it, 126 when it cannot be
-executed, 127 when it is not found, and 125 or 2 as above; the receipt's ``outcome`` is ``error`` exactly when the
-runner, not the program, failed.
+runner itself failed, 128 + N when signal N (INT, TERM, HUP, QUIT) ended the run before its end. With ``exec``: the
+program's own status, 128 + N when signal N ended it, 126 when it cannot be executed, 127 when it is not found, and 125
+or 2 as above; the receipt's ``outcome`` is ``error`` exactly when the runner, not the program, failed.
 """
 
 __version__ = "1"

@@ -5,8 +5,10 @@
      "started", "finished": ISO 8601 in UTC, "runner": {"version", "python"}, "host": {...},
      "sandbox": {"isolation", "namespaces", "ids", "root", "enter", "devices", "proc", "sys", "differs", "notes"},
      "gpu": null | {...}, "checks": [{"name", "outcome", "code", "message", "argv", "exit", "signal", "seconds", …}],
-     "exec": null | {"argv", "exit", "signal", "seconds", "message", …}}
+     "exec": null | {"argv", "exit", "signal", "seconds", "message", …}, "interrupted": 0 | signal number}
 
+A run of checks that a signal ended has ``interrupted``, the error ``run.interrupted`` and only the checks that had
+ended before: the one that was running, and those after it, have no outcome.
 The ``message`` of ``exec`` says why the program could not be started (exit 126 or 127); else it is empty.
 
 ``fail`` means that a check ran and said no; ``error`` that it could not be run as asked; ``deferred`` that a check

@@ -8,6 +8,7 @@ from chroot_exec import gpu, namespaces, receipt, sandbox, teardown
 from chroot_exec.errors import RunnerError
 from chroot_exec.gpu import Injection
 from chroot_exec.inside import Job
+from chroot_exec.interruption import Interrupted, Interruption, watching
 from chroot_exec.protocol import Request
 
 # What is not the same without real root, for whoever reads a receipt.
@@ -23,11 +24,16 @@ def run(request: Request) -> dict[str, Any]:
     out: dict[str, Any] = {
         "schema": receipt.SCHEMA, "outcome": "error", "error": None, "started": receipt.now(), "finished": "",
         "runner": receipt.runner_facts(), "host": receipt.host_facts(), "sandbox": {}, "gpu": None, "checks": [],
-        "exec": None,
+        "exec": None, "interrupted": 0,
     }  # fmt: skip
     try:
-        _run(request, out)
+        if request.exec is not None:
+            _run(request, out, None)
+        else:
+            with watching() as interruption:
+                _run(request, out, interruption)
     except RunnerError as error:
+        out["interrupted"] = error.signal if isinstance(error, Interrupted) else 0
         out["error"] = {"code": error.code, "message": error.message}
         out["outcome"] = "error"
     except OSError as error:
@@ -37,7 +43,7 @@ def run(request: Request) -> dict[str, Any]:
     return out
 
 
-def _run(request: Request, out: dict[str, Any]) -> None:
+def _run(request: Request, out: dict[str, Any], interruption: Interruption | None) -> None:
     rootless = namespaces.choose_isolation(request.isolation) == "rootless"
     out["sandbox"] = {
         "isolation": "rootless" if rootless else "root",
@@ -54,18 +60,23 @@ def _run(request: Request, out: dict[str, Any]) -> None:
         out["exec"] = _exec(request, injection, rootless, state, out)
         return
     for check in request.checks:
-        answer = _answer(Job(request, check, teardown.Run(state, request.root), injection, rootless), out)
+        if interruption:
+            interruption.require_none()
+        answer = _answer(Job(request, check, teardown.Run(state, request.root), injection, rootless), out, interruption)
         out["checks"].append(receipt.judge(check, answer))
     out["outcome"] = receipt.overall(out["checks"])
 
 
-def _answer(job: Job, out: dict[str, Any]) -> dict[str, Any]:
+def _answer(job: Job, out: dict[str, Any], interruption: Interruption | None = None) -> dict[str, Any]:
     given = len(job.injection.gpus) if job.injection else 0
     if job.check and job.check.gpus > given:
         job.run.end()
         return _failed("check.gpus", f"{job.check.name} needs {job.check.gpus} GPUs, {given} given")
     try:
-        answer = sandbox.run(job)
+        answer = sandbox.run(job, interruption)
+    except Interrupted:
+        job.run.end()
+        raise
     except RunnerError as error:
         answer = _failed(error.code, error.message)
     job.run.end()
@@ -95,6 +106,8 @@ def exit_status(request: Request, value: dict[str, Any]) -> int:
     """The process's exit status for a receipt, as the package's documentation gives it."""
     if request.exec is not None and value["exec"]:
         return int(value["exec"]["exit"])
+    if value["interrupted"]:
+        return 128 + int(value["interrupted"])
     broken = value["error"] or any(_is_ours(c) for c in value["checks"])
     return 125 if broken else 0 if value["outcome"] in ("pass", "deferred") else 1
 

@@ -20,19 +20,23 @@ from typing import Any, NoReturn
 from chroot_exec import inside, namespaces, process, syscalls
 from chroot_exec.errors import RunnerError
 from chroot_exec.inside import Job
+from chroot_exec.interruption import Interruption
 
 # Seconds that setting up and taking down may take around a program's own time.
 _ALLOWANCE = 180.0
 
 
-def run(job: Job) -> dict[str, Any]:
+def run(job: Job, interruption: Interruption | None = None) -> dict[str, Any]:
     """Run one job in a sandbox of its own.
+
+    Args:
+        interruption: ends the sandbox when a signal came; without one, signals are passed on to the program.
 
     Returns:
         PID 1's answer: ``sandbox``, ``ended``, ``error``, ``stdout``, ``stderr``, ``gpu`` and ``ids``.
 
     Raises:
-        RunnerError: ``sandbox.*`` when there is no answer.
+        RunnerError: ``sandbox.*`` when there is no answer, ``run.interrupted``.
     """
     answer, answer_end = os.pipe2(os.O_CLOEXEC)
     control, control_end = process.control_pipe()
@@ -46,9 +50,9 @@ def run(job: Job) -> dict[str, Any]:
     for fd in (answer_end, control, hello_end, go):
         os.close(fd)
     try:
-        with _forwarding(control_end):
+        with contextlib.nullcontext() if interruption else _forwarding(control_end):
             ids = _map(keeper, job, hello, go_end)
-            data = _read(answer, _limit(job))
+            data = _read(answer, _limit(job), interruption)
             os.waitpid(keeper, 0)
     finally:
         _end(keeper)
@@ -78,13 +82,19 @@ def _map(keeper: int, job: Job, hello: int, go_end: int) -> str:
     return ids
 
 
-def _read(fd: int, limit: float | None) -> bytes:
+def _read(fd: int, limit: float | None, interruption: Interruption | None) -> bytes:
+    awaited = [fd, interruption.fd] if interruption else [fd]
     until = None if limit is None else time.monotonic() + limit
     chunks: list[bytes] = []
     while True:
         left = None if until is None else max(0.0, until - time.monotonic())
-        if not select.select([fd], [], [], left)[0]:
+        ready = select.select(awaited, [], [], left)[0]
+        if not ready:
             raise RunnerError("sandbox.hung", f"no answer from the sandbox within {limit:.0f} seconds; it was killed")
+        if interruption:
+            interruption.require_none()
+        if fd not in ready:
+            continue
         chunk = os.read(fd, 1 << 20)
         if not chunk:
             return b"".join(chunks)

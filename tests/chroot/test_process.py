@@ -254,6 +254,49 @@ class Properties:
             self.assertEqual(runner.stdout.readline(), b"caught\n")
             self.assertEqual(runner.wait(timeout=20), 9)
 
+    def test_a_signal_to_the_runner_ends_the_checks_and_is_no_verdict(self) -> None:
+        """Even a check that catches it gets no outcome, and none is started after it."""
+        word, begun = str(61000 + os.getpid() % 999), self.folder / "begun"
+        begun.mkdir(exist_ok=True)
+        begun.chmod(0o777)
+        hold = f"trap '' TERM INT; echo > /begun/mark; exec sleep {word}"
+        checks = [
+            {"name": "first", "argv": ["true"]},
+            {"name": "held", "argv": ["/bin/sh", "-c", hold]},
+            {"name": "next", "argv": ["/bin/sh", "-c", "echo > /begun/next"]},
+        ]
+        binds = [{"source": str(begun), "target": "/begun", "read_only": False}]
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            with self.subTest(number), self.start(self.request(checks=checks, binds=binds)) as runner:
+                self.wait_for(begun / "mark")
+                runner.send_signal(number)
+                self.assertEqual(runner.wait(timeout=20), 128 + number)
+                receipt = self.receipt()
+                self.assertEqual((receipt["outcome"], receipt["interrupted"]), ("error", number))
+                self.assertEqual(receipt["error"]["code"], "run.interrupted")
+                self.assertEqual([c["name"] for c in receipt["checks"]], ["first"])
+                self.assertFalse((begun / "next").exists())
+                self.assertEqual((processes_with(word), list(self.state.glob("run-*"))), ([], []))
+            (begun / "mark").unlink()
+
+    def wait_for(self, path: Path) -> None:
+        deadline = time.monotonic() + 20
+        while not path.exists():
+            self.assertLess(time.monotonic(), deadline)
+            time.sleep(0.02)
+
+    def test_a_signal_that_is_ignored_ends_nothing(self) -> None:
+        """As under nohup."""
+
+        def ignore() -> None:
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+        checks = [{"name": "slow", "argv": ["sleep", "1"]}]
+        with self.start(self.request(checks=checks), preexec_fn=ignore) as runner:
+            time.sleep(0.5)
+            runner.send_signal(signal.SIGHUP)
+            self.assertEqual(runner.wait(timeout=20), 0)
+
     def test_the_keyboard_interrupts_once(self) -> None:
         """A terminal signals the program's own group; the runner must not pass on a second one."""
         script = "trap 'echo caught' INT; echo ready; i=0; while [ $i -lt 20 ]; do sleep 0.05; i=$((i+1)); done; exit 3"
