@@ -13,9 +13,11 @@ import pytest
 
 from oci_builder.model.errors import OciBuilderError, SpecError
 from oci_builder.model.events import Event, silent
-from oci_builder.model.spec import LockTier
+from oci_builder.model.spec import LockTier, Spec
 from oci_builder.payload import uv as tools
 from oci_builder.payload.environments import realize
+from oci_builder.payload.runtime import assemble_runtime
+from oci_builder.payload.tiers import realize_tiers
 
 try:
     tools.find_uv(Path("/nonexistent"))
@@ -102,6 +104,19 @@ def test_another_commit_ships_its_own_code_with_the_same_cache(place: Path, proj
     second = commit(project, "two")
     assert said(made(place, tier=LockTier(project="project", commit=second))) == "V = 'two'\n"
     assert said(made(place)) == "V = 'two'\n"
+
+
+def test_source_and_environments_of_a_runtime_are_one_commit(place: Path, project: Path) -> None:
+    spec = Spec.model_validate(
+        {"name": "n", "tag": "t", "base": {"host": True}, "prefix": "/opt/x", "tiers": {"base": {"project": "project"}}}
+    )
+    for text in ("two", "three"):
+        head = commit(project, text)
+        tiers = realize_tiers(spec, place, place / "work", silent)
+        runtime = assemble_runtime(spec, place, place / "work", tiers, 2)
+        source = runtime.trees["source"]
+        assert said(runtime.tiers["base"]) == (source / "dep/depx/__init__.py").read_text() == f"V = {text!r}\n"
+        assert json.loads((source / "SOURCE.json").read_bytes())["commit"] == head
 
 
 def test_a_changed_package_without_a_pinned_commit_is_refused_and_not_shipped_old(place: Path, project: Path) -> None:
