@@ -235,3 +235,18 @@ def test_the_groups_options_are_taken_after_the_verb(quick: Built) -> None:
     told = call("inspect", quick.oci, "--progress", "json", "-v").stderr.decode().splitlines()
     assert told and all(json.loads(line)["kind"] for line in told)
     assert b"--verbose" in call("key", "new", "--help").stdout
+
+
+def test_an_empty_path_is_not_the_current_folder(quick: Built) -> None:
+    """A script's unset variable: ``verify "$ARCHIVE"`` in a layout would have verified that."""
+    for words in (("verify", ""), ("inspect", ""), ("unpack", quick.oci, ""), ("build", quick.spec, "--out", "")):
+        done = call(*words)
+        assert done.returncode == 2 and b"an empty path" in done.stderr, words
+
+
+def test_a_path_is_said_once(tmp_path: Path) -> None:
+    for place in ("/dev/null", str(tmp_path / "absent"), str(tmp_path)):
+        done = call("verify", place)
+        (line,) = (line for line in done.stdout.splitlines() if line.startswith(b"error[spec.path]"))
+        assert line.count(place.encode()) == 1 and done.returncode == 2
+        assert b"None" not in done.stdout

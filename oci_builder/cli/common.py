@@ -17,11 +17,23 @@ import click
 from oci_builder.model.errors import OciBuilderError, SpecError, disk_error
 from oci_builder.model.events import Emit
 from oci_builder.model.limits import DEFAULT_LIMITS, Limits
+from oci_builder.model.platform import check_platform_name
 from oci_builder.model.spec import Spec, load_spec
 from oci_builder.progress import rendering
 
 F = TypeVar("F", bound=Callable[..., Any])
-ARCHIVE = click.Path(path_type=Path)
+
+
+class _Place(click.Path):
+    """A path. An empty one, as an unset variable of a script gives, is not the current folder."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "":
+            self.fail("an empty path; for the current folder write .", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+ARCHIVE = _Place(path_type=Path)
 PROGRESS = click.Choice(["auto", "bars", "json", "none"])
 
 
@@ -82,6 +94,10 @@ def open_standard_streams() -> None:
     sys.stderr = sys.stderr or open(os.devnull, "w")
 
 
+PLATFORM = click.option(
+    "--platform", default="linux/amd64", show_default=True, help="Which image of an index.",
+    callback=lambda _context, _option, text: check_platform_name(text),
+)  # fmt: skip
 pass_settings = click.make_pass_decorator(Settings, ensure=True)
 
 

@@ -11,6 +11,7 @@ import click
 
 from oci_builder.cli.common import (
     ARCHIVE,
+    PLATFORM,
     Settings,
     cache_option,
     default_jobs,
@@ -22,12 +23,7 @@ from oci_builder.cli.common import (
 )
 from oci_builder.cli.publishing import ALLOW, with_secrets
 from oci_builder.cli.running import exec_command, execute_checks, readiness_command, show_report, with_readiness
-from oci_builder.model.platform import check_platform_name
 
-PLATFORM = click.option(
-    "--platform", default="linux/amd64", show_default=True, help="Which image of an index.",
-    callback=lambda _context, _option, text: check_platform_name(text),
-)  # fmt: skip
 SPEC = click.option("--spec", "spec_path", type=ARCHIVE, default=None, help="Take limits from SPEC.")
 HELD_TO = click.option(
     "--spec", "spec_path", type=ARCHIVE, default=None, help="Hold the image to SPEC too, and take limits from it."
@@ -118,7 +114,9 @@ def verify(
     status = report.exit_status
     if execute:
         prefix = spec.prefix if spec is not None else ""
-        ran = execute_checks(settings, report, archives[0], checks, prefix, gpu, receipt, cache, json_file == "-")
+        ran = execute_checks(
+            settings, report, archives[0], checks, prefix, gpu, receipt, cache, platform, json_file == "-"
+        )
         status = status or ran
     sys.exit(status)
 

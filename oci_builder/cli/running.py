@@ -13,8 +13,17 @@ import click
 if TYPE_CHECKING:
     from oci_builder.readiness import ReadinessOptions
 
-from oci_builder.cli.common import ARCHIVE, Settings, cache_option, json_option, pass_settings, say, write_json
-from oci_builder.model.errors import ConflictError, OciBuilderError, SpecError
+from oci_builder.cli.common import (
+    ARCHIVE,
+    PLATFORM,
+    Settings,
+    cache_option,
+    json_option,
+    pass_settings,
+    say,
+    write_json,
+)
+from oci_builder.model.errors import ConflictError, OciBuilderError, SpecError, show
 from oci_builder.model.events import Emit
 from oci_builder.model.report import Report
 
@@ -22,10 +31,12 @@ from oci_builder.model.report import Report
 def show_report(report: Report) -> None:
     """A report for people: the subjects, then every finding, then the verdict."""
     for subject in report.subjects:
-        say(f"{subject.get('path')}: {subject.get('kind')}, manifest {subject.get('manifest')}")
+        manifest = subject.get("manifest")
+        say(f"{subject.get('path')}: " + (f"{subject.get('kind')}, manifest {manifest}" if manifest else "no image"))
     for finding in report.findings:
         more = f" (expected {finding.expected}, got {finding.actual})" if finding.expected or finding.actual else ""
-        say(f"{finding.severity}[{finding.code}] {finding.where}: {finding.message}{more}")
+        where = "" if show(finding.where) in finding.message else f" {finding.where}"
+        say(f"{finding.severity}[{finding.code}]{where}: {finding.message}{more}")
     count = len(report.findings) - len(report.errors)
     say(f"ok, {count} warnings" if report.ok else f"not ok: {len(report.errors)} errors, {count} warnings")
 
@@ -56,7 +67,7 @@ def stage_archive(archive: Path, cache: Path, emit: Emit, platform: str = "linux
 
 def execute_checks(
     settings: Settings, report: Report, archive: Path, checks: Path | None, prefix: str, gpu: str | None,
-    receipt: Path | None, cache: Path, quiet: bool,
+    receipt: Path | None, cache: Path, platform: str, quiet: bool,
 ) -> int:  # fmt: skip
     """Run the three gates of ``verify --exec``; returns the exit status."""
     from oci_builder.execution.companions import layer_facts, portable_beside
@@ -72,7 +83,7 @@ def execute_checks(
     with settings.emitting() as emit:
         statement = verify_exec(
             report,
-            lambda: stage_archive(archive, cache, emit, needed=needed),
+            lambda: stage_archive(archive, cache, emit, platform, needed),
             lambda staged: (
                 wanted if wanted is not None else image_checks(staged.root, prefix or _prefix(staged.config))
             ),
@@ -109,12 +120,13 @@ def _prefix(config: Mapping[str, Any]) -> str:
 @click.option("--isolation", type=click.Choice(["auto", "root", "rootless"]), default="auto", show_default=True)
 @click.option("--entrypoint", default=None, help="Replace the image's entrypoint; empty for none.")
 @click.option("--gpu", is_flag=False, flag_value="all", default=None, metavar="[DEVICES]", help="Give it GPUs.")
+@PLATFORM
 @cache_option
 @pass_settings
 def exec_command(
     settings: Settings, subject: Path, command: tuple[str, ...], user: str, env: tuple[str, ...],
     binds: tuple[str, ...], workdir: str, network: str, isolation: str, entrypoint: str | None, gpu: str | None,
-    cache: Path,
+    platform: str, cache: Path,
 ) -> None:  # fmt: skip
     """Run COMMAND in SUBJECT (an archive, or an unpacked folder); its exit status is passed on."""
     from oci_builder.execution.run import ExecOptions, gpu_selection, run_in
@@ -126,7 +138,7 @@ def exec_command(
         entrypoint=None if entrypoint is None else tuple(e for e in (entrypoint,) if e),
     )  # fmt: skip
     with settings.emitting() as emit:
-        staged = stage_archive(subject, cache, emit)
+        staged = stage_archive(subject, cache, emit, platform)
     argv = command[1:] if command[:1] == ("--",) else command
     try:
         ended = run_in(staged.root, staged.config, argv, options)
@@ -170,7 +182,7 @@ def _bind(text: str) -> Any:
 @click.option("--glibc", default="2.35", show_default=True, help="glibc of the oldest host.")
 @click.option("--driver", type=int, default=580, show_default=True, help="Branch of the oldest driver.")
 @click.option("--allow", type=ARCHIVE, default=None, help="Rules of your own (TOML) beside the built-in ones.")
-@click.option("--platform", default="linux/amd64", show_default=True, help="Which image of an index.")
+@PLATFORM
 @json_option
 @pass_settings
 def readiness_command(

@@ -92,7 +92,8 @@ def _select(graph: Graph, images: list[ImageView]) -> ImageView | None:
         return None
     if len({i.config_member.digest for i in fitting}) > 1:
         judge_it = graph.findings.judge(bool(graph.contents.members.get("index.json")) or graph.options.strict)
-        judge_it("platform.ambiguous", "", f"{len(fitting)} images for {asked}", expected=1, actual=len(fitting))
+        message = f"{len(fitting)} images for {asked}, and nothing says which is meant; give each a place of its own"
+        judge_it("platform.ambiguous", "", message, expected=1, actual=len(fitting))
         return None if "index.json" in graph.contents.members else fitting[0]
     return fitting[0]
 
