@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -118,6 +119,29 @@ def test_signals_reach_the_program(root: Path, options: ExecOptions) -> None:
         process.terminate()
         assert process.stdout.readline() == b"caught\n"
         assert process.wait(timeout=20) == 8
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, -signal.SIGTERM), (signal.SIGINT, 130)])
+def test_an_interruption_is_no_verdict(root: Path, options: ExecOptions, number: int, status: int) -> None:
+    """The operator's signal ends everything as if no check had run: no receipt, and the status is the signal's."""
+    word = str(40000 + os.getpid() % 9999)
+    code = (
+        "import sys; from pathlib import Path; from chroot_exec.protocol import Check\n"
+        "from oci_builder.execution.gates import verify_exec; from oci_builder.execution.run import *\n"
+        "from oci_builder.execution.staging import Staged; from oci_builder.model.report import Report\n"
+        f"checks = [Check('held', ('sleep', '{word}')), Check('next', ('sleep', '{word}'))]\n"
+        f"staged = Staged(Path({str(root)!r}), {{}}, '11' * 32, '', '')\n"
+        "report = Report(({'kind': 'oci-archive', 'sha256': '11' * 32, 'path': 'x'},))\n"
+        f"try: print(verify_exec(report, lambda: staged, lambda _: checks, ExecOptions(state={options.state!r})))\n"
+        "except KeyboardInterrupt: sys.exit(130)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+        wait_until(lambda: bool(processes_with(word)))
+        process.send_signal(number)
+        assert process.communicate(timeout=20)[0] == b""
+        assert process.returncode == status
+    assert not processes_with(word)
+    assert list(Path(options.state).glob("run-*")) == []
 
 
 def test_the_caller_killed_takes_the_program_along(root: Path, options: ExecOptions) -> None:

@@ -11,10 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import chroot_exec
 from chroot_exec.errors import RequestError
+from chroot_exec.interruption import ENDING
 from chroot_exec.protocol import SCHEMA, Bind, Check, Gpu, parse_checks
 from chroot_exec.resolve import Root
 from oci_builder.model.errors import CheckFailed, OciBuilderError, PolicyError, SpecError, TransportError, show
@@ -104,10 +105,13 @@ def run_checks(
 ) -> Mapping[str, Any]:
     """Run checks, each in a sandbox of its own, and return the runner's receipt.
 
-    A failed check is in the receipt, as is a runner that failed (``outcome`` ``error``).
+    A failed check is in the receipt, as is a runner that failed (``outcome`` ``error``). A signal that ends this
+    process (INT, TERM, HUP, QUIT) ends the checks first, and is then handled as it would have been without them: it
+    is no verdict on the check that ran.
 
     Raises:
         OciBuilderError: ``spec.checks`` (a request that the runner refuses), ``sandbox.died``.
+        KeyboardInterrupt: a signal came whose handler returned.
     """
     return _run(root, config, options, {"checks": [asdict(c) for c in checks]}, inherit=False)
 
@@ -188,8 +192,10 @@ def _run(
             command, stdin=None if inherit else subprocess.DEVNULL, stdout=None if inherit else subprocess.DEVNULL,
             pass_fds=(request, output), **streams,
         )  # fmt: skip
-        with _forwarding(process):
+        with _forwarding(process, terminal=inherit) as came:
             _, errors = process.communicate()
+        if came and not inherit:
+            _interrupt(came[0])
         if size := os.fstat(output).st_size:
             value: dict[str, Any] = load_json(os.pread(output, size, 0), "receipt", _RECEIPT_LIMITS)
             return value
@@ -212,21 +218,35 @@ def _memory(data: bytes = b"") -> Iterator[int]:
         os.close(fd)
 
 
+def _interrupt(number: int) -> NoReturn:
+    signal.raise_signal(number)
+    raise KeyboardInterrupt
+
+
 @contextmanager
-def _forwarding(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """While inside, signals go to the runner, which passes them to the program."""
+def _forwarding(process: subprocess.Popen[bytes], terminal: bool) -> Iterator[list[int]]:
+    """While inside, signals go to the runner; gives those that mean an end.
+
+    Args:
+        terminal: the runner's program has this process's terminal, and gets the keyboard's signals from there. Without
+            one, signals that this process was told to ignore (as by nohup) stay ignored.
+    """
+    came: list[int] = []
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield came
         return
 
     def forward(number: int, _frame: object) -> None:
+        if number in ENDING:
+            came.append(number)
         # From the keyboard it has reached the runner, which shares the terminal, by itself.
-        if number != signal.SIGINT or not os.isatty(0):
+        if number != signal.SIGINT or not terminal or not os.isatty(0):
             process.send_signal(number)
 
-    before = {number: signal.signal(number, forward) for number in _FORWARDED}
+    wanted = [n for n in _FORWARDED if terminal or signal.getsignal(n) != signal.SIG_IGN]
+    before = {number: signal.signal(number, forward) for number in wanted}
     try:
-        yield
+        yield came
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
