@@ -18,7 +18,6 @@ program ran to its end.
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import re
@@ -31,6 +30,7 @@ from typing import Any
 
 from chroot_exec import __version__, process
 from chroot_exec.protocol import Check
+from chroot_exec.result import parse_result
 
 SCHEMA = "chroot-exec-receipt/1"
 _PATTERN_SECONDS = 5.0
@@ -98,15 +98,12 @@ def _verdict(check: Check, answer: dict[str, Any]) -> tuple[str, str, str, dict[
 
 def _by_result(check: Check, code: str, message: str, text: str) -> tuple[str, str, str, dict[str, Any]]:
     """The check's own word, as far as it does not contradict how it ended."""
-    lines = text.rstrip().splitlines() or [""]
     try:
-        value = json.loads(lines[-1])
-    except (ValueError, RecursionError):
-        value = None
-    own = value.get("outcome") if isinstance(value, dict) else None
-    if own not in ("pass", "fail", "deferred", "skipped") or (own != "pass" and not value.get("reason")):
-        return "fail", code or "check.result", message or "the last line of standard output is no result", {}
-    reason = str(value.get("reason", ""))
+        value = parse_result(text)
+    except ValueError as error:
+        wrong = f"the last line of standard output is no result: {error}"
+        return "fail", code or "check.result", message or wrong, {}
+    own, reason = value["outcome"], value.get("reason", "")
     if code:
         return "fail", code, f"{message}; {reason}" if reason else message, value
     if own == "deferred" and check.deferrable:
