@@ -7,6 +7,7 @@ module, leftovers of an earlier build) would get into packages unseen.
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,33 +17,34 @@ from oci_builder.model.errors import SpecError, show
 # The user's and the system's settings must decide neither what counts as a change nor what is written.
 _SETTINGS = (
     "core.fsmonitor=false", "core.autocrlf=false", "core.eol=lf", "core.attributesFile=/dev/null",
-    "core.hooksPath=/dev/null", "submodule.recurse=false", "protocol.file.allow=always",
+    "core.hooksPath=/dev/null", "submodule.recurse=false",
 )  # fmt: skip
 # A hook's variables name another repository.
 _FOREIGN = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_COMMON_DIR", "GIT_PREFIX")
 _SUBMODULE = b"160000 "
 
 
-def git(place: Path, *words: str, where: str = "") -> bytes:
+def git(place: Path, *words: str, where: str = "", told: bytes = b"") -> bytes:
     """What git prints about a checkout.
 
     Args:
         place: a folder of the checkout.
         where: the spec's field to blame.
+        told: its standard input.
 
     Raises:
         SpecError: ``payload.commit`` with git's own words.
     """
-    blamed, told = where or str(place), f"{where}: " if where else ""
+    blamed, field = where or str(place), f"{where}: " if where else ""
     argv = ["git", *_each("-c", _SETTINGS), "-C", str(place), *words]
     env = {name: value for name, value in os.environ.items() if name not in _FOREIGN}
     try:
-        done = subprocess.run(argv, capture_output=True, check=False, env=env)
+        done = subprocess.run(argv, input=told, capture_output=True, check=False, env=env)
     except OSError as error:
-        raise SpecError("payload.commit", f"{told}cannot run git: {error.strerror}", where=blamed) from None
+        raise SpecError("payload.commit", f"{field}cannot run git: {error.strerror}", where=blamed) from None
     if done.returncode:
         words_of_git = done.stderr.decode(errors="replace").strip()
-        raise SpecError("payload.commit", f"{told}{show(str(place))}: {words_of_git}", where=blamed)
+        raise SpecError("payload.commit", f"{field}{show(str(place))}: {words_of_git}", where=blamed)
     return done.stdout
 
 
@@ -117,14 +119,28 @@ def top_of(project: Path, where: str) -> Path:
 
 
 def _clone(source: Path, commit: str, target: Path, where: str) -> None:
-    git(
-        source, "clone", "--quiet", "--shared", "--no-checkout", "--template=", *_each("-c", _SETTINGS), str(source),
-        str(target), where=where,
-    )  # fmt: skip
+    """A repository that borrows the objects: git's own clone refuses a checkout of another owner more often."""
+    kind = _line(source, where, "rev-parse", "--show-object-format")
+    target.mkdir(parents=True, exist_ok=True)
+    git(target, "init", "--quiet", "--template=", f"--object-format={kind}", where=where)
+    for setting in _SETTINGS:
+        git(target, "config", *setting.split("=", 1), where=where)
+    inside = target / ".git"
+    (inside / "objects/info").mkdir(parents=True, exist_ok=True)
+    (inside / "objects/info/alternates").write_text(f"{_git_path(source, 'objects', where)}\n")
+    shallow = _git_path(source, "shallow", where)
+    if shallow.exists():
+        shutil.copyfile(shallow, inside / "shallow")
+    tags = git(source, "for-each-ref", "--format=create %(refname) %(objectname)", "refs/tags", where=where)
+    git(target, "update-ref", "--stdin", where=where, told=tags)
     git(target, "checkout", "--quiet", "--detach", commit, where=where)
     for path, inner in _submodules(target, commit, where):
         if (source / path / ".git").exists():
             _clone(source / path, inner, target / path, where)
+
+
+def _git_path(source: Path, name: str, where: str) -> Path:
+    return source.absolute() / _line(source, where, "rev-parse", "--git-path", name)
 
 
 def _submodules(place: Path, commit: str, where: str) -> Iterator[tuple[str, str]]:

@@ -15,6 +15,7 @@ from oci_builder.model.errors import OciBuilderError, SpecError
 from oci_builder.model.events import Event, silent
 from oci_builder.model.spec import LockTier, Spec
 from oci_builder.payload import uv as tools
+from oci_builder.payload.checkout import clone
 from oci_builder.payload.environments import realize
 from oci_builder.payload.runtime import assemble_runtime
 from oci_builder.payload.tiers import realize_tiers
@@ -198,6 +199,26 @@ def test_a_shallow_checkout_at_a_commit(place: Path, project: Path) -> None:
     git(place, "clone", "-q", "--depth", "1", project.as_uri(), "shallow")
     head = git(place / "shallow", "rev-parse", "HEAD")
     assert said(made(place, tier=LockTier(project="shallow", commit=head))) == "V = 'two'\n"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give a checkout to somebody else")
+def test_a_checkout_of_another_owner_that_the_user_trusts(
+    place: Path, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container's root and a mounted checkout."""
+    (place / "settings").write_text(f"[safe]\n\tdirectory = {project}\n")
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(place / "settings"))
+    subprocess.run(["chown", "-R", "1000:1000", project], check=True)
+    assert said(made(place)) == "V = 'one'\n"
+
+
+def test_a_version_that_git_tells_is_the_tags(place: Path, project: Path) -> None:
+    """Build backends ask ``git describe``: the second checkout has the tags, and is clean."""
+    git(project, "tag", "-m", "x", "v7.1")
+    head = git(project, "rev-parse", "HEAD")
+    copy = clone(project, head, place / "copy", "tiers.base")
+    assert git(copy, "describe", "--dirty") == "v7.1"
+    assert git(copy, "rev-parse", "HEAD") == head
 
 
 @pytest.mark.parametrize("absolute", [True, False])
