@@ -259,6 +259,17 @@ def test_progress_covers_every_byte_of_the_archive(tmp_path: Path) -> None:
     assert [e.kind for e in events if e.kind != "advance"] == ["start", "done"]
 
 
+def test_two_images_for_one_platform_are_no_answer(tmp_path: Path) -> None:
+    """As with every other verb: nothing says which is meant."""
+    one, two = oci(LAYERS), oci(LAYERS[:1])
+    indexes = [json.loads(bytes(files["index.json"])) for files in (one, two)]  # type: ignore[arg-type]
+    indexes[0]["manifests"] += indexes[1]["manifests"]
+    files = {**two, **one, "index.json": json.dumps(indexes[0]).encode()}
+    with pytest.raises(FormatError) as caught:
+        judge(tmp_path / "a.tar", tar(files))
+    assert caught.value.code == "platform.ambiguous"
+
+
 def test_the_report_in_all_its_forms(tmp_path: Path) -> None:
     report = judge(tmp_path / "a.tar", tar({"opt/<b>.cubin": BAD}))
     data = report.to_json()

@@ -14,22 +14,16 @@ from itertools import chain
 from pathlib import Path
 from typing import Protocol
 
-from oci_builder.model.documents import (
-    Descriptor,
-    DockerArchiveItem,
-    ImageConfig,
-    Index,
-    Manifest,
-    parse_document,
-    validate,
-)
+from oci_builder.model.digest import Digest
+from oci_builder.model.documents import Descriptor, DockerArchiveItem, ImageConfig, parse_document, validate
 from oci_builder.model.errors import FormatError, OciBuilderError, PolicyError, show
 from oci_builder.model.events import Emit, Event
 from oci_builder.model.jsontext import load_json
 from oci_builder.model.limits import Limits
-from oci_builder.model.media import INDEX_TYPES
+from oci_builder.model.media import OCI_INDEX
 from oci_builder.payload.readiness.collect import entries_delta, io_error, layer_delta
 from oci_builder.payload.readiness.tree import Delta, Tree, overlay
+from oci_builder.transports.resolve import resolve_manifest
 from oci_builder.wire.compress import Options, decode_chunks, sniff
 from oci_builder.wire.source import FileRange
 from oci_builder.wire.tar import Kind, TarEntry, TarReader
@@ -199,7 +193,8 @@ def image_tree(blobs: Blobs, where: str, reading: Reading) -> Tree:
     """The final tree of the one image that ``blobs`` holds for the platform.
 
     Raises:
-        FormatError: ``archive.missing``, ``platform.missing``, ``json.*``, ``media.*``; what reading its layers raised.
+        FormatError: ``archive.missing``, ``platform.missing``, ``platform.ambiguous``, ``json.*``, ``media.*``; what
+            reading its layers raised.
     """
     config, layers = _oci(blobs, where, reading) if blobs.document(b"index.json") else _docker(blobs, where, reading)
     document = parse_document(ImageConfig, _need(blobs, where, config), f"{where}: config", reading.limits)
@@ -208,30 +203,14 @@ def image_tree(blobs: Blobs, where: str, reading: Reading) -> Tree:
 
 
 def _oci(blobs: Blobs, where: str, reading: Reading) -> tuple[bytes, list[bytes]]:
-    data, depth = _need(blobs, where, b"index.json"), 0
-    while True:
-        index = parse_document(Index, data, f"{where}: index", reading.limits)
-        chosen = _choose(index, where, reading.platform)
-        data = _need(blobs, where, _blob(chosen))
-        if chosen.media_type not in INDEX_TYPES:
-            break
-        depth += 1
-        if depth > reading.limits.index_depth:
-            raise PolicyError("limit.index_depth", f"{where}: indexes nest too deep", where=where)
-    manifest = parse_document(Manifest, data, f"{where}: manifest", reading.limits)
+    data = _need(blobs, where, b"index.json")
+    root = Descriptor(media_type=OCI_INDEX, digest=Digest.of(data), size=len(data))
+
+    def read(descriptor: Descriptor) -> bytes:
+        return data if descriptor is root else _need(blobs, where, _blob(descriptor))
+
+    manifest = resolve_manifest(root, read, reading.platform, reading.limits).manifest
     return _blob(manifest.config), [_blob(layer) for layer in manifest.layers]
-
-
-def _choose(index: Index, where: str, platform: str) -> Descriptor:
-    wanted = platform.split("/")
-    fitting = [
-        d
-        for d in index.manifests
-        if d.media_type in INDEX_TYPES or d.platform is None or [d.platform.os, d.platform.architecture] == wanted[:2]
-    ]
-    if not fitting:
-        raise FormatError("platform.missing", f"{where}: no image for {platform}", where=where, expected=platform)
-    return fitting[0]
 
 
 def _docker(blobs: Blobs, where: str, reading: Reading) -> tuple[bytes, list[bytes]]:
