@@ -124,3 +124,10 @@ def test_too_many_layers_are_refused_before_any_is_made(place: Path) -> None:
 def gunzip(path: Path) -> bytes:
     """A blob's content; nothing of what is no gzip."""
     return subprocess.run(["gzip", "-dcq"], input=path.read_bytes(), capture_output=True).stdout
+
+
+@pytest.mark.parametrize("base", [{"scratch": True}, {"host": True}])
+def test_a_missing_files_folder_is_said_whatever_the_base(place: Path, base: dict[str, bool]) -> None:
+    with pytest.raises(SpecError) as caught:
+        made(place, base=base, files="absent")
+    assert caught.value.code == "spec.path"

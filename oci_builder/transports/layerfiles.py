@@ -22,8 +22,11 @@ def read_definitions(folder: Path) -> dict[str, dict[bytes, InlineFile]]:
     """Layer name -> path below the prefix -> file, for every definition in the folder.
 
     Raises:
-        SpecError: ``layers.definition`` names the file and the key, ``layers.missing`` a file that is not there.
+        SpecError: ``spec.path`` when there is no such folder, ``layers.definition`` names the file and the key,
+            ``layers.missing`` a file that is not there.
     """
+    if not folder.is_dir():
+        raise SpecError("spec.path", f"files: there is no folder {show(str(folder))}", where="files")
     out: dict[str, dict[bytes, InlineFile]] = {}
     for path in sorted(folder.glob("*.toml")):
         value = _parse(path)
