@@ -21,7 +21,13 @@ def environment(
         note: told of values that are known to make programs fail.
     """
     out = {"PATH": PATH, "HOME": home}
-    out.update(item.split("=", 1) for item in config.get("Env") or [])
+    for item in config.get("Env") or []:
+        name, equals, value = item.partition("=")
+        if name and equals:
+            out[name] = value
+        else:
+            # Images in the wild have such; other runtimes run them all the same.
+            note(f"the image's Env has {item!a}, which is no NAME=value and is left out")
     for layer in layers:
         out.update(layer)
     if len(os.fsencode(out.get("TMPDIR", ""))) > _LONGEST_TMPDIR:

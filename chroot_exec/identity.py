@@ -93,14 +93,13 @@ def _memberships(group: bytes, name: str) -> tuple[int, ...]:
 
 
 def become(identity: Identity, rlimits: Mapping[str, int], keep_chroot: bool) -> None:
-    """Turn this process into the payload's, for good; raises OSError. The next step is exec.
+    """Turn this process into the payload's, for good; raises OSError, RunnerError. The next step is exec.
 
     Args:
         keep_chroot: False where only chroot(2) holds the program in, and CAP_SYS_CHROOT would let it out.
     """
     for name, value in rlimits.items():
-        limit = getattr(resource, "RLIMIT_" + name.upper())
-        resource.setrlimit(limit, (value, value))
+        _set_limit(name, value)
     mapped = _mapped("/proc/self/uid_map", identity.uid) and _mapped("/proc/self/gid_map", identity.gid)
     if not mapped:
         _enter_own_user(identity)
@@ -117,6 +116,17 @@ def become(identity: Identity, rlimits: Mapping[str, int], keep_chroot: bool) ->
     syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
     if seccomp.supported():
         seccomp.install()
+
+
+def _set_limit(name: str, value: int) -> None:
+    limit = getattr(resource, "RLIMIT_" + name.upper())
+    try:
+        resource.setrlimit(limit, (value, value))
+    except ValueError:
+        most = resource.getrlimit(limit)[1]
+        raise RunnerError(
+            "exec.limit", f"the limit {name} cannot be {value} here: this machine's hard limit is {most}; ask for less"
+        ) from None
 
 
 def _in_bounding_set(bit: int) -> bool:

@@ -236,7 +236,7 @@ def _env(value: Any, where: str) -> dict[str, str]:
     for name in value:
         if not _ENV_NAME.match(name):
             raise _bad(where, "variable names without = and NUL", name)
-    return {k: _string(v, f"{where}.{k}") for k, v in value.items()}
+    return {_string(k, f"{where} (a name)"): _string(v, f"{where}.{k!a}") for k, v in value.items()}
 
 
 def _object(value: Any, where: str) -> dict[str, Any]:
@@ -290,6 +290,15 @@ def _absolute(where: str, path: str) -> None:
         raise _bad(where, "an absolute path", path)
 
 
+def _own_place(where: str, path: str) -> None:
+    """A place in the sandbox that a caller may cover: none of those that make it a sandbox."""
+    _absolute(where, path)
+    clean = os.path.normpath("/" + path.lstrip("/"))
+    if clean in ("/", "/dev") or f"{clean}/".startswith(("/proc/", "/sys/")):
+        wanted = "a place outside /proc and /sys, and neither / nor /dev: those are the sandbox's own"
+        raise _bad(where, wanted, path)
+
+
 def _validate(request: Request) -> None:
     _one_of("request.schema", request.schema, SCHEMA)
     _absolute("request.root", request.root)
@@ -304,9 +313,11 @@ def _validate(request: Request) -> None:
         _one_of("request.rlimits", name, *RLIMITS)
     for i, bind in enumerate(request.binds):
         _absolute(f"request.binds[{i}].source", bind.source)
-        _absolute(f"request.binds[{i}].target", bind.target)
+        _own_place(f"request.binds[{i}].target", bind.target)
     for i, path in enumerate(request.tmpfs):
-        _absolute(f"request.tmpfs[{i}]", path)
+        _own_place(f"request.tmpfs[{i}]", path)
+    if request.workdir:
+        _absolute("request.workdir", request.workdir)
     _validate_config(request.config)
     if request.gpu is not None:
         _one_of("request.gpu.source", request.gpu.source, "auto", "cdi", "cli", "scan")
@@ -323,9 +334,6 @@ def _validate_config(config: Mapping[str, Any]) -> None:
     for key in ("User", "WorkingDir"):
         if config.get(key) is not None:
             _string(config[key], f"request.config.{key}")
-    for item in config.get("Env") or []:
-        if "=" not in item[1:]:
-            raise _bad("request.config.Env", "NAME=value", item)
 
 
 def _validate_checks(checks: tuple[Check, ...]) -> None:
@@ -339,7 +347,9 @@ def _validate_checks(checks: tuple[Check, ...]) -> None:
             raise _bad(f"{where}.argv", "at least one word", [])
         for twin in check.twins:
             _absolute(f"{where}.twins", twin.source)
-            _absolute(f"{where}.twins", twin.target)
+            _own_place(f"{where}.twins", twin.target)
+        if check.workdir:
+            _absolute(f"{where}.workdir", check.workdir)
         if check.timeout == 0:
             raise _bad(f"{where}.timeout", "more than 0 seconds", 0)
         for pattern in check.stdout + check.stderr + check.reject:

@@ -50,12 +50,28 @@ class Requests(unittest.TestCase):
             {"binds": [{"source": "a", "target": "/b"}]},
             {"env": {"A=B": "x"}}, {"env": {"": "x"}}, {"env": {"A": 1}}, {"rlimits": {"nothing": 1}},
             {"gpu": {"source": "x"}},
-            {"config": {"Env": ["NOVALUE"]}}, {"config": {"Cmd": "a string"}}, {"config": 1}, {"checks": []},
+            {"config": {"Env": "A=1"}}, {"config": {"Cmd": "a string"}}, {"config": 1}, {"checks": []},
             {"checks": "a"},
             {"exec": ["true"]}, {"tmpfs": ["relative"]}, {"read_only": 1}, {"env": {"A": "\ud800"}},
+            {"env": {"A\ud800": "x"}}, {"workdir": "relative"}, {"checks": [{**CHECK, "workdir": "relative"}]},
         ):  # fmt: skip
             with self.subTest(change):
                 self.assertEqual(self.code({**GOOD, **change}), "request.field")
+
+    def test_the_sandbox_s_own_places_are_not_covered(self) -> None:
+        """Else a bind takes away what makes it a sandbox, or fails with words about something else."""
+        own = ("/", "//", "/.", "/a/..", "/proc", "/proc/", "/a/../proc", "//proc/sys", "/proc/x", "/sys", "/dev")
+        for place in (*own, "relative", ""):
+            for change in (
+                {"binds": [{"source": "/etc", "target": place}]}, {"tmpfs": [place]},
+                {"checks": [{**CHECK, "twins": [{"source": "/opt", "target": place}]}]},
+            ):  # fmt: skip
+                with self.subTest(change):
+                    self.assertEqual(self.code({**GOOD, **change}), "request.field")
+        for place in ("/dev/extra", "/tmp", "/run/x", "/process", "/sysroot"):
+            with self.subTest(place):
+                request = parse_request(json.dumps({**GOOD, "binds": [{"source": "/etc", "target": place}]}))
+                self.assertEqual(request.binds[0].target, place)
 
     def test_checks(self) -> None:
         for change in ({"name": ""}, {"name": "a/b"}, {"argv": []}, {"argv": "true"}, {"timeout": 0}, {"timeout": "1"},
@@ -114,6 +130,12 @@ class Variables(unittest.TestCase):
         )
         self.assertEqual((out["A"], out["B"], out["C"], out["HOME"]), ("1", "3", "a=b", "/h"))
         self.assertEqual(notes, [])
+
+    def test_what_is_no_variable_is_left_out_and_noted(self) -> None:
+        """Docker runs such images."""
+        notes: list[str] = []
+        out = environment({"Env": ["FOO", "=x", "", "B=1"]}, (), "/", notes.append)
+        self.assertEqual((out["B"], "FOO" in out, "" in out, len(notes)), ("1", False, False, 3))
 
     def test_a_long_temporary_folder_is_noted(self) -> None:
         """B197, B198."""

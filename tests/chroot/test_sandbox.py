@@ -173,6 +173,12 @@ class Properties:
     def test_limits(self) -> None:
         self.assertEqual(self.out("ulimit -n", rlimits={"nofile": 99}), "99\n")
 
+    def test_a_limit_above_the_machine_s_is_named(self) -> None:
+        receipt = self.run_checks({"name": "a", "argv": ["true"]}, rlimits={"nofile": 1 << 40})
+        check = receipt["checks"][0]
+        self.assertEqual((check["outcome"], check["code"]), ("error", "exec.limit"))
+        self.assertIn("nofile", check["message"])
+
     def test_direct_writes_stay_and_placeholders_go(self) -> None:
         script = "echo kept > /home/kept; cat /proc/self/mountinfo > /dev/null"
         before = {p.relative_to(self.root) for p in self.root.rglob("*")}
