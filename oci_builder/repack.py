@@ -94,7 +94,7 @@ def repack(
         TransportError: ``io.*``; whatever ``rebuild`` raises. The original stays as it is after any of these.
     """
     started = stamp()
-    refuse_states(request.folder.evaluate(request.gates, request.policy, now, None).state, request.folder.release)
+    _require_candidate(request, now)
     old_sha, old = _read(request, request.dist, request.folder.subjects()[PORTABLE], emit)
     staging = request.dist.with_name(f".{request.dist.name}.repack-{secrets.token_hex(4)}")
     try:
@@ -112,6 +112,7 @@ def repack(
         shutil.rmtree(staging, ignore_errors=True)
         raise
     checks = _checked(preflight(staging), staging)
+    _require_candidate(request, now)  # building and trying took a while
     previous = _swap(request.dist, staging, old_sha)
     try:
         _supersede(request.folder, new_sha, now)
@@ -123,6 +124,13 @@ def repack(
     subjects = _adopt(request.folder, request.dist)
     receipt = _receipt(request, subjects, old_sha, changes, checks, started)
     return Repacked(new_sha, changes, previous, receipt)
+
+
+def _require_candidate(request: RepackRequest, now: datetime) -> None:
+    """Neither today's rules nor any verdict that was recorded say ``pass``."""
+    folder = request.folder
+    state = "pass" if folder.was_qualified() else folder.evaluate(request.gates, request.policy, now, None).state
+    refuse_states(state, folder.release)
 
 
 def _read(request: RepackRequest, place: Path, expected: str | None, emit: Emit) -> tuple[str, Listing]:

@@ -27,6 +27,7 @@ from oci_builder.release.receipts import Answer, judge, recorded_files
 
 QUALIFICATION = "qualification.json"
 SUPERSEDED = "superseded.json"
+_QUALIFICATION = re.compile(r"qualification(\.[0-9]+)?\.json\Z")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}\Z")
 
 
@@ -210,6 +211,21 @@ class ReleaseFolder:
             raise FormatError(
                 "release.qualification", f"{show(where)} is no qualification: {error}", where=where
             ) from None
+
+    def was_qualified(self) -> bool:
+        """Whether any qualification that was recorded here, the present or an earlier one, says ``pass``.
+
+        What was qualified once may have been delivered: keys that expire and gates that are added do not undo that.
+
+        Raises:
+            FormatError: ``json.*``. TransportError: ``io.*``.
+        """
+        try:
+            names = sorted(p.name for p in self.root.iterdir() if _QUALIFICATION.match(p.name))
+        except OSError as error:
+            raise io_error(error, self.root) from None
+        found = [self.document(name) for name in names]
+        return any(isinstance(value, dict) and value.get("state") == "pass" for value in found)
 
     def compare(self, gates: tuple[Gate, ...], policy: TrustPolicy, spec: str | None) -> dict[str, Any]:
         """Recompute ``qualification.json`` at its own recorded time and compare.

@@ -8,6 +8,7 @@ import io
 import json
 import os
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +154,41 @@ def test_a_qualified_release_is_refused(request_: RepackRequest) -> None:
     write_receipt(request_.folder.receipts, receipt(), request_.folder.subjects(), KEY)
     with pytest.raises(ConflictError) as caught:
         run(request_, {"opt/rt/activate.sh": b"echo 2\n"})
+    assert caught.value.code == "release.qualified"
+
+
+@pytest.mark.parametrize("later", ["no keys", "another gate", "key revoked", "judged again"])
+def test_a_release_that_was_qualified_once_is_refused_for_good(request_: RepackRequest, later: str) -> None:
+    """What was recorded counts, whatever today's gates and keys would say."""
+    folder = request_.folder
+    write_receipt(folder.receipts, receipt(), folder.subjects(), KEY)
+    folder.record(folder.evaluate(GATES, POLICY, utc_now(), None))
+    more = parse_gates([{"name": n, "stage": "container", "checks": [n]} for n in ("ok", "new")])
+    revoked = policy(trusted(KEY, not_before="2020-01-01T00:00:00Z", revoked="stolen"))
+    changes: dict[str, Any] = {"gates": more} if later == "another gate" else {"policy": policy()}
+    changes = {"policy": revoked} if later == "key revoked" else changes
+    if later == "judged again":
+        folder.record(folder.evaluate(GATES, policy(), utc_now(), None))
+        assert (folder.recorded() or {})["state"] == "candidate"
+    before = everything(request_.dist), everything(folder.root)
+    with pytest.raises(ConflictError) as caught:
+        run(replace(request_, **changes), {"opt/rt/activate.sh": b"echo 2\n"})
+    assert caught.value.code == "release.qualified"
+    assert (everything(request_.dist), everything(folder.root)) == before
+
+
+def test_a_release_that_is_qualified_while_a_repack_runs_is_refused(request_: RepackRequest) -> None:
+    folder = request_.folder
+
+    def preflight(_: Path) -> Any:
+        write_receipt(folder.receipts, receipt(), folder.subjects(), KEY)
+        return checks(imports="pass")
+
+    def rebuild(place: Path) -> None:
+        write_build(place, {**FILES, "opt/rt/activate.sh": b"2"}, LAYERS)
+
+    with pytest.raises(ConflictError) as caught:
+        repack(request_, rebuild, preflight, utc_now())
     assert caught.value.code == "release.qualified"
 
 
