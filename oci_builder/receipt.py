@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from oci_builder.model.receipts import Receipt, parse_closed
 from oci_builder.release.files import io_error, read_file
 from oci_builder.release.folder import read_trust
 from oci_builder.release.provenance import is_provenance, judge_provenance
-from oci_builder.release.receipts import Verdict, judge, read_envelope, write_receipt
+from oci_builder.release.receipts import Answer, Verdict, judge, read_envelope, write_receipt
 from oci_builder.release.signing import load_key, load_public, new_key, save_key
 
 _BLOCK = 4 << 20
@@ -67,13 +68,20 @@ def sign_receipt(source: Path, folder: Path, subjects: Mapping[str, str], key: P
 def verify_receipt(path: Path, trust: Path, now: datetime, subjects: Mapping[str, str] | None = None) -> Verdict:
     """Judge a receipt file, or a signed provenance. ``answer.exit_status`` is 0, 3 (failed) or 1 (cannot tell).
 
+    Args:
+        subjects: archive name -> sha256. Nothing can be told unless the receipt names every one of them.
+
     Raises:
         FormatError, SpecError: the trust policy is wrong; TransportError: ``io.*``.
     """
     data, policy = read_envelope(path), read_trust(trust)
-    if is_provenance(data):
-        return judge_provenance(data, policy, now=now, subjects=subjects, where=str(path))
-    return judge(data, policy, now=now, subjects=subjects, where=str(path))
+    one = judge_provenance if is_provenance(data) else judge
+    verdict = one(data, policy, now=now, subjects=subjects, where=str(path))
+    missing = sorted((subjects or {}).keys() - verdict.digests.keys())
+    if verdict.answer is not Answer.VERIFIED or not missing:
+        return verdict
+    names = ", ".join(show(name) for name in missing)
+    return replace(verdict, answer=Answer.CANNOT_TELL, reasons=(f"it does not name {names}",), code="receipt.subject")
 
 
 def show_receipt(verdict: Verdict) -> dict[str, Any]:

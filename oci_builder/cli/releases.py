@@ -64,7 +64,7 @@ def receipt_sign(source: Path, folder: Path, archives: tuple[Path, ...], key: Pa
 @receipt.command("verify")
 @click.argument("path", type=ARCHIVE)
 @TRUST
-@click.option("--archive", "archives", type=ARCHIVE, multiple=True, help="The receipt must be about these.")
+@click.option("--archive", "archives", type=ARCHIVE, multiple=True, help="The receipt must name every one of these.")
 @json_option
 def receipt_verify(path: Path, trust: Path, archives: tuple[Path, ...], json_file: str | None) -> None:
     """Three answers: verified (0), failed (3), cannot tell (1)."""

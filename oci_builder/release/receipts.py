@@ -59,11 +59,16 @@ class Verdict:
     code: str = ""
     named: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def digests(self) -> dict[str, str]:
+        """Subject name -> sha256 hex, as the document says."""
+        return self.statement.digests if self.statement else dict(self.named)
+
     def to_json(self) -> dict[str, object]:
         """The verdict as JSON."""
         return {
             "answer": self.answer.value, "code": self.code, "reasons": list(self.reasons),
-            "signers": list(self.signers), "subjects": self.statement.digests if self.statement else dict(self.named),
+            "signers": list(self.signers), "subjects": self.digests,
         }  # fmt: skip
 
 

@@ -159,6 +159,20 @@ class TestVerb:
         changed = verify_receipt(path, place / "trust.json", now, archive_digests([place / PORTABLE]))
         assert (changed.answer.value, changed.answer.exit_status) == ("failed", 3)
 
+    @pytest.mark.parametrize("kind", ["receipt", "provenance"])
+    def test_every_archive_that_is_asked_about_must_be_named(self, place: Path, kind: str) -> None:
+        """Else any file whatsoever would pass beside one that is named."""
+        subjects = archive_digests([place / PORTABLE])
+        path = sign_receipt(place / "said.json", place / "out", subjects, place / "key")
+        if kind == "provenance":
+            run = BuildRun("run-1", "2026-05-01T10:00:00Z", "2026-05-01T10:05:00Z", {})
+            path.write_bytes(load_key(place / "key").sign(provenance(spec(), subjects, [], run)))
+        (place / "other.tar").write_bytes(b"anything")
+        asked = archive_digests([place / PORTABLE, place / "other.tar"])
+        verdict = verify_receipt(path, place / "trust.json", utc_now().replace(year=2026, month=12, day=1), asked)
+        assert (verdict.answer, verdict.answer.exit_status) == (Answer.CANNOT_TELL, 1)
+        assert (verdict.code, verdict.reasons) == ("receipt.subject", ("it does not name 'other.tar'",))
+
     def test_a_provenance_is_verified_by_the_same_verb(self, place: Path) -> None:
         run = BuildRun("run-1", "2026-05-01T10:00:00Z", "2026-05-01T10:05:00Z", {})
         made = load_key(place / "key").sign(provenance(spec(), SUBJECTS, [], run))
