@@ -307,7 +307,8 @@ class _Scan:
         """One finding a kind, with the first names."""
         names = _some(sorted(self.dropped))
         count = len(self.noticed.get("scan.xattr", ()))
-        notes = _NOTES | {"scan.xattr": f"extended attributes of {count} entries are not kept ({names})"}
+        entries = "1 entry" if count == 1 else f"{count} entries"
+        notes = _NOTES | {"scan.xattr": f"extended attributes of {entries} are not kept ({names})"}
         return tuple(_finding(code, notes[code], self.root, paths) for code, paths in sorted(self.noticed.items()))
 
 
