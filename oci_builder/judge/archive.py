@@ -13,6 +13,8 @@ from oci_builder.judge.names import agree
 from oci_builder.judge.oci import oci_view
 from oci_builder.model.errors import show
 
+_MOST_NAMED = 20
+
 
 @dataclass(slots=True)
 class Judged:
@@ -65,7 +67,15 @@ def judge(intake: Intake) -> Judged:
             message = "no image: neither index.json (OCI) nor manifest.json (docker save) is in it"
             intake.findings.error("archive.missing", "", message, expected="index.json or manifest.json")
         return judged
-    judged.oci, judged.docker = oci_view(graph), docker_view(graph)
+    with intake.findings.collecting():
+        judged.oci, judged.docker = oci_view(graph), docker_view(graph)
+        return _concluded(graph, judged)
+    return judged
+
+
+def _concluded(graph: Graph, judged: Judged) -> Judged:
+    """What the two views, each judged, are together."""
+    intake = graph.intake
     judged.image = _select(graph, judged.oci or judged.docker)
     if judged.oci and judged.docker:
         _compare_views(graph, judged)
@@ -82,10 +92,12 @@ def _select(graph: Graph, images: list[ImageView]) -> ImageView | None:
     """The image of the asked platform: exact first, then without regard to the variant (apptainer#2895)."""
     asked = graph.options.platform
     if not images:
+        if not graph.unread and not graph.findings.failed:
+            graph.findings.error("archive.images", "", "no image in it", expected=1, actual=0)
         return None
     fitting = [i for i in images if i.platform == asked]
     fitting = fitting or [i for i in images if i.platform.startswith(asked + "/")]
-    found = [i.platform for i in images]
+    found = sorted({show(i.platform[:80]) for i in images})[:_MOST_NAMED]
     if not fitting:
         message = f"no image for {asked}; there is {', '.join(found)}: ask with --platform"
         graph.findings.error("platform.missing", "", message, expected=asked, actual=", ".join(found))

@@ -8,12 +8,17 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from oci_builder.judge.contents import Intake, Member
+from oci_builder.model import media
 from oci_builder.model.digest import Digest
 from oci_builder.model.documents import Descriptor, Document, ImageConfig, Index, Manifest, validate
 from oci_builder.model.errors import FormatError, IntegrityError, PolicyError, show
 from oci_builder.model.jsontext import load_json
 
 D = TypeVar("D", bound=Document)
+# Documents of an image, and what is looked up once for an archive.
+_BESIDE_LAYERS = 8
+# Bytes of a document, and names of a layer, that cost as much as to look a blob up.
+_DOCUMENT_BYTES, LAYER_NAMES = 4 << 10, 1 << 10
 
 
 class Graph:
@@ -21,19 +26,51 @@ class Graph:
 
     Attributes:
         used: names of members that a document refers to.
+        judged: names of members whose content has been judged.
         unread: whether there was a document that could not be read, and so what it refers to is not known.
     """
 
-    __slots__ = ("contents", "findings", "intake", "options", "unread", "used")
+    __slots__ = ("_left", "contents", "findings", "intake", "judged", "options", "unread", "used")
 
     def __init__(self, intake: Intake) -> None:
         self.intake, self.contents = intake, intake.contents
         self.findings, self.options = intake.findings, intake.options
         self.used: set[str] = set()
         self.unread = False
+        self.judged: set[str] = set()
+        limits = self.options.limits
+        self._left = limits.manifests * 2 * (limits.layers + _BESIDE_LAYERS)
+
+    def spend(self, cost: int) -> None:
+        """Count work: what an archive names many times costs it little, and us the work each time.
+
+        Raises:
+            PolicyError: ``limit.manifests``: more than an index full of images with most layers takes in two views.
+        """
+        self._left -= cost
+        if self._left < 0:
+            where, limits = self.findings.where, self.options.limits
+            raise PolicyError(
+                "limit.manifests", f"{where}: its documents name blobs more often than {limits.manifests} images with "
+                f"{limits.layers} layers do", where=where,
+            )  # fmt: skip
+
+    def revisit(self, name: str, cost: int) -> None:
+        """Count work on a member that has been judged before.
+
+        Raises:
+            PolicyError: as ``spend``.
+        """
+        self.spend(cost if name in self.judged else 0)
+        self.judged.add(name)
 
     def member(self, name: str) -> Member | None:
-        """The member of this name, marked as used."""
+        """The member of this name, marked as used.
+
+        Raises:
+            PolicyError: as ``spend``.
+        """
+        self.spend(1)
         self.used.add(name)
         self.used.add(self.contents.links.get(name, name))
         return self.contents.get(name)
@@ -86,7 +123,12 @@ class Graph:
         return load_json(member.data, place, self.options.limits, bound)
 
     def parse(self, model: type[D], member: Member, where: str) -> D | None:
-        """The member as a document of a kind; None, with findings, when it is not one."""
+        """The member as a document of a kind; None, with findings, when it is not one.
+
+        Raises:
+            PolicyError: as ``spend``.
+        """
+        self.revisit(member.name, member.size // _DOCUMENT_BYTES)
         with self.findings.collecting():
             value = self.document(member, where)
             place = f"{self.findings.where}: {where}"
@@ -150,3 +192,15 @@ def is_attestation(descriptor: Descriptor) -> bool:
     platform = descriptor.platform
     unknown = platform is not None and platform.os == platform.architecture == "unknown"
     return unknown or notes.get("vnd.docker.reference.type") == "attestation-manifest"
+
+
+def is_artifact(manifest: Manifest, descriptor: Descriptor) -> bool:
+    """Whether a manifest carries something else than an image: what refers to one, such as bills and signatures.
+
+    Either it says so and has no image's config (manifest.md, "Guidelines for Artifact Usage"), or not one of its layers
+    is of an image's family of media types (cosign's signatures have an image's config type).
+    """
+    said = manifest.subject or manifest.artifact_type or descriptor.artifact_type
+    if said and manifest.config.media_type not in media.CONFIG_TYPES:
+        return True
+    return bool(manifest.layers) and not any(media.is_of_images(layer.media_type) for layer in manifest.layers)

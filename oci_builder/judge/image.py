@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from oci_builder.judge.contents import Member
-from oci_builder.judge.graph import Graph
+from oci_builder.judge.graph import LAYER_NAMES, Graph
 from oci_builder.judge.layer import LayerFacts
 from oci_builder.judge.treelog import judge_tree
 from oci_builder.model import media
@@ -110,22 +111,25 @@ def check_env(graph: Graph, image: ImageView) -> None:
 def check_layers(graph: Graph, image: ImageView) -> None:
     """Each layer against its diff_id and the rules of a layer tar, and hard links across layers (B096)."""
     findings, total = graph.findings, 0
-    lower: list[LayerFacts] = []
+    lower: dict[int, LayerFacts] = {}
+    every: list[LayerFacts] = []
     for index, member in enumerate(image.layers):
         if member is None:
             continue
         where = f"{image.where}: layer {index} ({member.name})"
         facts = graph.intake.layer_facts(member)
+        graph.revisit(member.name, 1 + facts.weight // LAYER_NAMES)
         for problem in facts.problems:
             findings.take(problem)
         for code, message in facts.warnings:
             findings.warn(code, where, message)
         _check_diff_id(graph, image, index, facts, where)
         _check_rules(graph, image, index, facts, where)
-        _check_links(graph, facts, lower, where, graph.options.strict and is_ours(image, index))
-        lower.append(facts)
+        _check_links(graph, facts, lower.values(), where, graph.options.strict and is_ours(image, index))
+        lower[id(facts)] = facts
+        every.append(facts)
         total += facts.tar_size
-    _check_tree(graph, image, lower)
+    _check_tree(graph, image, every)
     most = graph.options.limits.image_size
     if total > most:
         message = f"{total} bytes uncompressed; raise limits.image_size if the image is really meant to be so large"
@@ -161,21 +165,21 @@ def _check_rules(graph: Graph, image: ImageView, index: int, facts: LayerFacts, 
         )  # fmt: skip
 
 
-def _check_links(graph: Graph, facts: LayerFacts, lower: list[LayerFacts], where: str, ours: bool) -> None:
+def _check_links(graph: Graph, facts: LayerFacts, lower: Iterable[LayerFacts], where: str, ours: bool) -> None:
     """What is legal of hard links, and not how ours are: into a lower layer, and before their target."""
     for name, target in facts.open_links:
-        shown = f"{show(name)} -> {show(target)}"
-        if any(layer.names.knows(target) for layer in lower):
+        shown, key = f"{show(name)} -> {show(target)}", facts.names.key(target)
+        if any(layer.names.knows_key(key) for layer in lower):
             if ours:
                 message = "a hard link into a lower layer; ours never cross layers"
                 graph.findings.error("entry.link_target", where, f"{shown}: {message}", status=4)
-        elif facts.names.knows(target):
+        elif facts.names.knows_key(key):
             graph.findings.judge(ours)("entry.link_target", where, f"{shown}: a hard link before its target")
 
 
 def _check_tree(graph: Graph, image: ImageView, layers: list[LayerFacts]) -> None:
-    """The tree that the layers make together, where each of them could be read."""
-    if any(facts.diff_id is None or facts.problems for facts in layers):
+    """The tree that the layers make together, where each of them is there and could be read."""
+    if None in image.layers or any(facts.diff_id is None or facts.problems for facts in layers):
         return
     logs = [(facts.log, facts.names, bool(facts.open_links)) for facts in layers]
     problem = judge_tree(logs, image.where, graph.options.limits)
@@ -183,14 +187,21 @@ def _check_tree(graph: Graph, image: ImageView, layers: list[LayerFacts]) -> Non
         graph.findings.take(problem)
 
 
-def layer_of(graph: Graph, descriptor: Descriptor, where: str) -> Member | None:
-    """The layer of a manifest's descriptor, its media type held against its bytes (code ``media.mismatch``)."""
+def layer_of(graph: Graph, descriptor: Descriptor, where: str, *, needed: bool = True) -> Member | None:
+    """The layer of a manifest's descriptor, its media type held against its bytes (code ``media.mismatch``).
+
+    Args:
+        needed: False where the image is for a platform that nobody asked for: what it lacks is then no error.
+    """
     kind = descriptor.media_type
     if kind in media.FOREIGN_LAYERS:
         message = f"{kind}: a layer to be fetched from elsewhere is refused, never fetched"
-        graph.findings.error("media.foreign", where, message, actual=kind, status=4)
+        if needed:
+            graph.findings.error("media.foreign", where, message, actual=kind, status=4)
+        else:
+            graph.findings.warn("media.foreign", where, message, actual=kind)
         return None
-    member = graph.blob(descriptor, where)
+    member = graph.blob(descriptor, where, needed=needed)
     declared = media.LAYER_COMPRESSION.get(kind)
     if declared is None:
         graph.findings.error("media.mismatch", where, "not the media type of a layer that we know", actual=show(kind))

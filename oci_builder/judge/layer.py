@@ -52,6 +52,11 @@ class LayerFacts:
     ours: bool = False
 
     @property
+    def weight(self) -> int:
+        """What it takes to judge it once more, in names."""
+        return self.names.size + 16 * (len(self.problems) + len(self.warnings) + len(self.open_links))
+
+    @property
     def padded(self) -> bool:
         """Whether NULs follow the last gzip member: part of the blob, but of no gzip stream."""
         return any(code == "gzip.trailing" for code, _ in self.warnings)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from oci_builder.judge.graph import Graph, is_attestation
+from oci_builder.judge.graph import Graph, is_artifact, is_attestation
 from oci_builder.judge.image import ImageView, check_image, layer_of
 from oci_builder.judge.names import image_name
 from oci_builder.model import media
@@ -12,6 +12,9 @@ from oci_builder.model.errors import show
 CONTAINERD_NAME = "io.containerd.image.name"
 REF_NAME = "org.opencontainers.image.ref.name"
 _LAYOUT_VERSION = "1.0.0"
+
+# Images by what led to them: digest, media type, depth, whether the platform is asked for, whether it is no image.
+Seen = dict[tuple[str, str, int, bool, bool], list[ImageView]]
 
 
 def oci_view(graph: Graph) -> list[ImageView]:
@@ -27,12 +30,13 @@ def oci_view(graph: Graph) -> list[ImageView]:
     if graph.options.strict:
         _check_our_index(graph, index)
     images: list[ImageView] = []
+    seen: Seen = {}
     for number, descriptor in enumerate(index.manifests):
         where = f"index.json: manifest {number}"
         if descriptor in index.manifests[:number]:
             graph.findings.warn("archive.images", where, "the same descriptor again: one is meant")
             continue
-        images += _descend(graph, descriptor, where, 1)
+        images += _descend(graph, descriptor, where, 1, seen)
     if not index.manifests:
         graph.findings.error("archive.images", "index.json", "no image in it")
     return _merge_names(images)
@@ -78,9 +82,24 @@ def _check_our_index(graph: Graph, index: Index) -> None:
             )  # fmt: skip
 
 
-def _descend(graph: Graph, descriptor: Descriptor, where: str, depth: int) -> list[ImageView]:
+def _descend(graph: Graph, descriptor: Descriptor, where: str, depth: int, seen: Seen) -> list[ImageView]:
+    """The images that a descriptor leads to; no document is walked twice, however many lead to it."""
+    key = (descriptor.digest, descriptor.media_type, depth, _wanted(graph, descriptor), is_attestation(descriptor))
+    if key not in seen:
+        seen[key] = _follow(graph, descriptor, where, depth, seen)
+    else:
+        graph.blob(descriptor, where, needed=False)
+        graph.spend(len(seen[key]))
+    for image in seen[key]:
+        image.names |= _names(descriptor)
+        if image.manifest and image.manifest.digest == descriptor.digest:
+            _check_platform(graph, descriptor, image, where)
+    return list(seen[key])
+
+
+def _follow(graph: Graph, descriptor: Descriptor, where: str, depth: int, seen: Seen) -> list[ImageView]:
     if descriptor.media_type in media.INDEX_TYPES:
-        return _nested(graph, descriptor, where, depth)
+        return _nested(graph, descriptor, where, depth, seen)
     if descriptor.media_type in (media.DOCKER_SCHEMA1, media.DOCKER_SCHEMA1_SIGNED):
         graph.findings.error("media.schema1", where, "Docker manifest schema 1 is not supported")
         return []
@@ -98,7 +117,7 @@ def _descend(graph: Graph, descriptor: Descriptor, where: str, depth: int) -> li
     return [image] if image else []
 
 
-def _nested(graph: Graph, descriptor: Descriptor, where: str, depth: int) -> list[ImageView]:
+def _nested(graph: Graph, descriptor: Descriptor, where: str, depth: int, seen: Seen) -> list[ImageView]:
     most = graph.options.limits.index_depth
     member = graph.blob(descriptor, where)
     if depth >= most:
@@ -110,18 +129,20 @@ def _nested(graph: Graph, descriptor: Descriptor, where: str, depth: int) -> lis
     _check_own_type(graph, index, where, descriptor.media_type)
     images: list[ImageView] = []
     for number, inner in enumerate(index.manifests):
-        images += _descend(graph, inner, f"{where}: manifest {number}", depth + 1)
-    name = _names(descriptor)
-    for image in images:
-        image.names |= name
-    return images
+        images += _descend(graph, inner, f"{where}: manifest {number}", depth + 1, seen)
+    return _merge_names(images)
 
 
 def _attestation(graph: Graph, descriptor: Descriptor, where: str) -> None:
     """Not an image; its blobs are checked like all others."""
     member = graph.blob(descriptor, where, needed=False)
     manifest = graph.parse(Manifest, member, where) if member else None
-    for blob in (manifest.config, *manifest.layers) if manifest else ():
+    if manifest is not None:
+        _check_artifact(graph, manifest, where)
+
+
+def _check_artifact(graph: Graph, manifest: Manifest, where: str) -> None:
+    for blob in (manifest.config, *manifest.layers):
         graph.blob(blob, f"{where}: attestation", needed=False)
 
 
@@ -132,6 +153,9 @@ def _image(graph: Graph, descriptor: Descriptor, where: str) -> ImageView | None
     if manifest is None:
         return None
     _check_own_type(graph, manifest, where, descriptor.media_type)
+    if is_artifact(manifest, descriptor):
+        _check_artifact(graph, manifest, where)
+        return None
     _check_family(graph, manifest, descriptor.media_type, where)
     config_member = graph.blob(manifest.config, f"{where}: config", needed=needed)
     if manifest.config.media_type not in media.CONFIG_TYPES:
@@ -140,12 +164,11 @@ def _image(graph: Graph, descriptor: Descriptor, where: str) -> ImageView | None
             actual=show(manifest.config.media_type),
         )  # fmt: skip
     config = graph.parse(ImageConfig, config_member, f"{where}: config") if config_member else None
-    layers = [layer_of(graph, layer, f"{where}: layer {n}") for n, layer in enumerate(manifest.layers)]
+    layers = [layer_of(graph, d, f"{where}: layer {n}", needed=needed) for n, d in enumerate(manifest.layers)]
     if config is None or config_member is None:
         return None
-    image = ImageView(where, config, config_member, layers, descriptor, _names(descriptor))
+    image = ImageView(where, config, config_member, layers, descriptor)
     check_image(graph, image, len(manifest.layers))
-    _check_platform(graph, descriptor, image)
     return image
 
 
@@ -158,15 +181,18 @@ def _check_family(graph: Graph, manifest: Manifest, kind: str, where: str) -> No
 
 
 def _wanted(graph: Graph, descriptor: Descriptor) -> bool:
-    platform = descriptor.platform
-    return platform is None or graph.options.platform.startswith(f"{platform.os}/{platform.architecture}")
+    """Whether a manifest may be for the platform that is asked for."""
+    found, asked = descriptor.platform, graph.options.platform.split("/")
+    if found is None:
+        return True
+    return [found.os, found.architecture] == asked[:2] and (not found.variant or asked[2:] in ([], [found.variant]))
 
 
-def _check_platform(graph: Graph, descriptor: Descriptor, image: ImageView) -> None:
+def _check_platform(graph: Graph, descriptor: Descriptor, image: ImageView, where: str) -> None:
     platform, config = descriptor.platform, image.config
     if platform and (platform.os, platform.architecture) != (config.os, config.architecture):
         graph.findings.error(
-            "config.platform", image.where, "the index and the config name different platforms",
+            "config.platform", where, "the index and the config name different platforms",
             expected=f"{platform.os}/{platform.architecture}", actual=image.platform,
         )  # fmt: skip
 

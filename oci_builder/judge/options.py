@@ -93,6 +93,11 @@ class Findings:
         self.found: list[Finding] = []
         self._counts: Counter[str] = Counter()
 
+    @property
+    def failed(self) -> bool:
+        """Whether an error was found."""
+        return any(finding.severity == "error" for finding in self.found)
+
     def add(self, finding: Finding) -> None:
         """Take one finding; beyond a hundred of one code they are dropped, the first says enough."""
         self._counts[finding.code + finding.severity] += 1

@@ -114,8 +114,9 @@ def judge_tree(layers: list[tuple[TreeLog, NameLedger, bool]], where: str, limit
 
 def _meet(layers: list[tuple[TreeLog, NameLedger, bool]]) -> bool:
     """Whether any name leads through something that this layer or a lower one has as no folder."""
-    return any(
-        names.has_other_than_folders(log.needed)
-        for number, (log, _, _) in enumerate(layers)
-        for _, names, _ in layers[: number + 1]
-    )
+    needed: set[bytes] = set()
+    for log, names, _ in reversed(layers):
+        needed |= log.needed
+        if names.has_other_than_folders(needed):
+            return True
+    return False

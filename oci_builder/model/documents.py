@@ -209,10 +209,11 @@ def _check_kind(document: Document, where: str, limits: Limits) -> None:
         )
     if isinstance(document, Manifest):
         expect_media(document.media_type, media.MANIFEST_TYPES, where)
-        if len(document.layers) > limits.layers:
-            raise PolicyError(
-                "limit.layers", f"{where}: {len(document.layers)} layers, the limit is {limits.layers}", where=where
-            )
+        _check_layer_count(len(document.layers), where, limits)
+    if isinstance(document, ImageConfig):
+        _check_layer_count(len(document.rootfs.diff_ids), where, limits)
+    if isinstance(document, DockerArchiveItem):
+        _check_layer_count(len(document.layers or ()), where, limits)
     if isinstance(document, Index):
         expect_media(document.media_type, media.INDEX_TYPES, where)
         if len(document.manifests) > limits.manifests:
@@ -221,6 +222,11 @@ def _check_kind(document: Document, where: str, limits: Limits) -> None:
                 f"{where}: {len(document.manifests)} descriptors, the limit is {limits.manifests}",
                 where=where,
             )
+
+
+def _check_layer_count(count: int, where: str, limits: Limits) -> None:
+    if count > limits.layers:
+        raise PolicyError("limit.layers", f"{where}: {count} layers, the limit is {limits.layers}", where=where)
 
 
 def expect_media(actual: str | None, allowed: frozenset[str], where: str) -> None:

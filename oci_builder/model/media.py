@@ -44,3 +44,8 @@ FOREIGN_LAYERS = frozenset(
 def oci_layer(compression: str) -> str:
     """The OCI layer media type for a compression name."""
     return {"identity": OCI_LAYER, "gzip": OCI_LAYER_GZIP, "zstd": OCI_LAYER_ZSTD}[compression]
+
+
+def is_of_images(media_type: str) -> bool:
+    """Whether a media type is one of images' families, known to us or not."""
+    return media_type.startswith(("application/vnd.oci.image.", "application/vnd.docker."))

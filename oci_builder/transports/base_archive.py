@@ -102,7 +102,7 @@ def _read(path: Path, store: DirStore, options: OpenOptions, emit: Emit, pack: b
         image = file.image or file.found()
         digests: tuple[str, ...] = ()
         if image.manifest is not None:
-            digests = (image.manifest.digest, *index_trail(file.parts, options.platform, options.limits))
+            digests = (image.manifest.digest, *index_trail(file.parts, image.manifest.id, options.limits))
         emit(Event("done", task))
         name = image.names[0] if image.names else path.name
         documents = tuple(sorted(name for name in file.members if name in ("index.json", "manifest.json")))

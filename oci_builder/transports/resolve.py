@@ -71,12 +71,12 @@ def pick_manifest(index: Index, platform: str, where: str) -> Descriptor:
     """The entry for a platform (``os/architecture[/variant]``): exact first, then without a variant, then a lone one.
 
     Attestations are passed over, whether platform (containerd/containerd#8243) or annotation (openshift/oc-mirror#1526)
-    marks them.
+    marks them; so are artifacts (a layout's referrers).
 
     Raises:
         FormatError: ``platform.missing``, ``platform.ambiguous``.
     """
-    images = [d for d in index.manifests if not is_attestation(d)]
+    images = [d for d in index.manifests if not is_attestation(d) and (d.platform or not d.artifact_type)]
     system, _, rest = platform.partition("/")
     architecture, _, variant = rest.partition("/")
     same = [d for d in images if d.platform and (d.platform.os, d.platform.architecture) == (system, architecture)]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from oci_builder.judge.archive import Judged
 from oci_builder.model import media
 from oci_builder.model.digest import Digest
-from oci_builder.model.documents import Descriptor, ImageConfig, parse_document
+from oci_builder.model.documents import Descriptor, ImageConfig, Index, parse_document
 from oci_builder.model.errors import FormatError, PolicyError, show
 from oci_builder.model.limits import Limits
 from oci_builder.transports.resolve import Resolved, check_layers, resolve_manifest
@@ -125,13 +125,30 @@ def guess_layers(parts: Parts, platform: str, limits: Limits) -> tuple[WantedLay
     )
 
 
-def index_trail(parts: Parts, platform: str, limits: Limits) -> tuple[Digest, ...]:
-    """Digests of the indexes that lead to the platform's manifest, ``index.json`` first.
+def index_trail(parts: Parts, manifest: Digest, limits: Limits) -> tuple[Digest, ...]:
+    """Digests of the indexes that lead to a manifest of an archive that was judged, ``index.json`` first.
 
     Raises:
-        OciBuilderError: as ``resolve_manifest``.
+        OciBuilderError: an index cannot be read.
     """
-    return _resolve(parts, platform, limits).trail
+    root = parts.read("index.json", limits.document)
+    return _trail(parts, Digest.of(root), root, manifest, limits, set()) or ()
+
+
+def _trail(
+    parts: Parts, digest: Digest, data: bytes, wanted: Digest, limits: Limits, seen: set[Digest]
+) -> tuple[Digest, ...] | None:
+    seen.add(digest)
+    for descriptor in parse_document(Index, data, str(digest), limits).manifests:
+        if descriptor.id == wanted:
+            return (digest,)
+        name = descriptor.id.blob_path
+        if descriptor.media_type not in media.INDEX_TYPES or descriptor.id in seen or name not in parts.ranges:
+            continue
+        below = _trail(parts, descriptor.id, parts.read(name, limits.document), wanted, limits, seen)
+        if below:
+            return (digest, *below)
+    return None
 
 
 def _resolve(parts: Parts, platform: str, limits: Limits) -> Resolved:

@@ -28,6 +28,11 @@ class NameLedger:
         """A name's eight bytes, which differ from process to process."""
         return blake2b(name, digest_size=8, key=_SALT).digest()
 
+    @property
+    def size(self) -> int:
+        """How many names were seen here."""
+        return len(self._seen)
+
     def has_other_than_folders(self, keys: set[bytes]) -> bool:
         """Whether something that is no folder was seen here under a name with one of these keys."""
         return any(key not in self._no_target for key in self._seen & keys)
@@ -54,5 +59,8 @@ class NameLedger:
 
     def knows(self, name: bytes) -> bool:
         """Whether something that a hard link can point at was seen under this name, here or below."""
-        key = self.key(name)
-        return (key in self._seen and key not in self._no_target) or any(below.knows(name) for below in self._below)
+        return self.knows_key(self.key(name))
+
+    def knows_key(self, key: bytes) -> bool:
+        """As ``knows``, for a name's key."""
+        return (key in self._seen and key not in self._no_target) or any(b.knows_key(key) for b in self._below)
