@@ -21,13 +21,12 @@ def environment(
         note: told of values that are known to make programs fail.
     """
     out = {"PATH": PATH, "HOME": home}
-    for item in config.get("Env") or []:
-        name, equals, value = item.partition("=")
-        if name and equals:
-            out[name] = value
-        else:
-            # Images in the wild have such; other runtimes run them all the same.
-            note(f"the image's Env has {item!a}, which is no NAME=value and is left out")
+    pairs = [item.partition("=") for item in config.get("Env") or []]
+    out.update((name, value) for name, equals, value in pairs if name and equals)
+    odd = ["".join(pair) for pair in pairs if not pair[0] or not pair[1]]
+    if odd:
+        # Images in the wild have such; other runtimes run them all the same.
+        note(f"left out of the image's Env, for they are no NAME=value: {len(odd)}, the first is {odd[0][:100]!a}")
     for layer in layers:
         out.update(layer)
     if len(os.fsencode(out.get("TMPDIR", ""))) > _LONGEST_TMPDIR:

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from chroot_exec.protocol import Check
+from chroot_exec.protocol import Bind, Check
 from oci_builder.execution import gates
 from oci_builder.execution.companions import Portable, portable_beside
 from oci_builder.execution.gates import ARCHIVE, ASSEMBLY, EXEC, GateContext, verify_exec
@@ -197,6 +197,80 @@ def test_wrong_checks(text: str, tmp_path: Path) -> None:
     with pytest.raises(SpecError) as caught:
         load_checks(tmp_path / "checks.json")
     assert caught.value.code == "spec.checks"
+
+
+@pytest.mark.parametrize("name", [ARCHIVE, ASSEMBLY, EXEC])
+def test_a_check_named_as_a_gate_is_refused_before_anything_runs(
+    name: str, root: Path, options: ExecOptions, tmp_path: Path
+) -> None:
+    (tmp_path / "checks.json").write_text(json.dumps([{"name": name, "argv": ["true"]}]))
+    with pytest.raises(SpecError) as caught:
+        load_checks(tmp_path / "checks.json")
+    assert (caught.value.code, name in caught.value.message) == ("spec.checks", True)
+    statement = judge(GOOD, root, [shell("other", "true"), shell(name, "true")], options)
+    assert outcomes(statement) == {ARCHIVE: "pass", ASSEMBLY: "pass", EXEC: "error"}
+
+
+def test_a_pipe_of_checks_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    """B124."""
+    os.mkfifo(tmp_path / "checks.json")
+    with pytest.raises(SpecError) as caught:
+        load_checks(tmp_path / "checks.json")
+    assert caught.value.code == "spec.path"
+
+
+def test_checks_that_no_receipt_could_hold_are_refused(tmp_path: Path) -> None:
+    many = [{"name": f"c{i}", "argv": ["true"]} for i in range(1001)]
+    for checks in (many, [{"name": "a", "argv": ["echo", "\udc80"]}]):
+        (tmp_path / "checks.json").write_text(json.dumps(checks))
+        with pytest.raises(SpecError) as caught:
+            load_checks(tmp_path / "checks.json")
+        assert caught.value.code == "spec.checks"
+
+
+def test_a_bad_result_fails_its_check_alone_and_names_it(root: Path, options: ExecOptions) -> None:
+    bad = {
+        "case": '{"outcome": "pass", "a": 1, "A": 2}',
+        "twice": '{"outcome": "fail", "outcome": "pass", "reason": "r"}',
+        "number": '{"outcome": "pass", "x": 1e999}',
+        "half": '{"outcome": "pass", "x": "\\ud800"}',
+        "deep": '{"outcome": "pass", "x": ' + "[" * 70 + "]" * 70 + "}",
+    }
+    checks = [shell(name, f"echo '{text}'", result="json") for name, text in bad.items()]
+    statement = judge(GOOD, root, [shell("good", "true"), *checks], options)
+    found = outcomes(statement)
+    assert {name: found[name] for name in bad} == dict.fromkeys(bad, "fail")
+    assert (found["good"], found[EXEC]) == ("pass", "fail")
+    for name in bad:
+        check = statement.predicate.check(name)
+        assert check
+        assert check.reason.startswith("[check.result]")
+
+
+def test_results_that_are_large_together_keep_every_outcome() -> None:
+    """Else a receipt is too large a document, and says nothing at all."""
+    rows = [gates.Result(name=f"c{i}", outcome="pass", details={"x": "x" * 60_000}) for i in range(80)]
+    bounded = gates._bounded(rows)
+    assert [r.outcome for r in bounded] == ["pass"] * 80
+    assert bounded[0] == rows[0]
+    assert bounded[-1].details == {"left_out": len(rows[-1].model_dump_json())}
+    assert sum(len(r.model_dump_json()) for r in bounded) < 3 << 20
+
+
+def test_words_that_are_no_utf_8_reach_the_program(
+    root: Path, options: ExecOptions, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    assert run_in(root, {}, ["echo", os.fsdecode(b"a\xffb")], options).status == 0
+    assert capfdbinary.readouterr().out == b"a\xffb\n"
+
+
+@pytest.mark.parametrize("target", ["relative", "/proc", "/"])
+def test_a_request_that_is_wrong_is_refused_once(
+    target: str, root: Path, options: ExecOptions, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SpecError) as caught:
+        run_in(root, {}, ["true"], replace(options, binds=(Bind("/etc", target),)))
+    assert (caught.value.code, capfd.readouterr().err) == ("request.field", "")
 
 
 def test_three_gates_pass(root: Path, options: ExecOptions) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 from chroot_exec.protocol import Check
 from chroot_exec.resolve import Root
 from oci_builder.execution.companions import Portable
-from oci_builder.execution.run import ExecOptions, run_checks
+from oci_builder.execution.run import GATES, ExecOptions, require_receivable, run_checks
 from oci_builder.execution.staging import Staged
 from oci_builder.model.errors import OciBuilderError
 from oci_builder.model.receipts import DOCKER, OCI, PORTABLE, Gpu, Host, Receipt, Statement, Subject, parse_statement
@@ -27,7 +27,7 @@ from oci_builder.model.receipts import Check as Result
 from oci_builder.model.report import Finding, Report
 from oci_builder.release.host import new_attempt, stamp, this_host, tool_versions
 
-ARCHIVE, ASSEMBLY, EXEC = "container-archive", "container-assembly", "container-exec"
+ARCHIVE, ASSEMBLY, EXEC = GATES
 # Findings about how the image is put together; every other one is about bytes.
 _ASSEMBLY = (
     "archive.twin", "archive.views", "archive.tag", "archive.config_name", "archive.extra", "config.", "platform.",
@@ -35,6 +35,9 @@ _ASSEMBLY = (
 )  # fmt: skip
 _SUBJECT_NAMES = {"oci-archive": OCI, "docker-archive": DOCKER}
 _REASON = 4000
+# Bytes of all checks' entries together, beyond which their details are left out: a receipt is a small document.
+_MOST_ENTRIES = 2 << 20
+_SHORT_REASON = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +132,9 @@ def execute(
     """
     try:
         staged = stage()
-        receipt = run_checks(staged.root, staged.config, checks(staged), options)
+        wanted = checks(staged)
+        require_receivable(wanted, "checks")
+        receipt = run_checks(staged.root, staged.config, wanted, options)
     except OciBuilderError as error:
         return [Result(name=EXEC, outcome="error", reason=str(error)[:_REASON])], host, {}
     details = {
@@ -142,7 +147,7 @@ def execute(
     }
     if receipt["gpu"]:
         details["gpu"] = {k: v for k, v in receipt["gpu"].items() if k != "probe"}
-    results = [_result(check) for check in receipt["checks"]]
+    results = _bounded([_result(check) for check in receipt["checks"]])
     return [_overall(receipt, options.gpu is not None), *results], _host(receipt, staged.root), details
 
 
@@ -168,6 +173,17 @@ def _result(check: Mapping[str, Any]) -> Result:
     return Result(
         name=check["name"], outcome=check["outcome"], reason=reason[:_REASON], seconds=check["seconds"], details=details
     )
+
+
+def _bounded(results: list[Result]) -> list[Result]:
+    """The entries with their details, as long as there is room; every outcome stays."""
+    room, out = _MOST_ENTRIES, []
+    for result in results:
+        size = len(result.model_dump_json().encode())
+        room -= size
+        left_out = {"reason": result.reason[:_SHORT_REASON], "details": {"left_out": size}}
+        out.append(result if room >= 0 else result.model_copy(update=left_out))
+    return out
 
 
 def _host(receipt: Mapping[str, Any], root: Path) -> Host:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -16,16 +17,18 @@ from typing import Any, NoReturn
 import chroot_exec
 from chroot_exec.errors import RequestError
 from chroot_exec.interruption import ENDING
-from chroot_exec.protocol import SCHEMA, Bind, Check, Gpu, parse_checks
+from chroot_exec.protocol import SCHEMA, Bind, Check, Gpu, parse_checks, parse_request
 from chroot_exec.resolve import Root
-from oci_builder.model.errors import CheckFailed, OciBuilderError, PolicyError, SpecError, TransportError, show
-from oci_builder.model.jsontext import dump_json, load_json
-from oci_builder.model.limits import Limits
+from oci_builder.model.errors import CheckFailed, OciBuilderError, PolicyError, SpecError, TransportError
+from oci_builder.model.jsontext import dump_json
+from oci_builder.model.specvalues import read_input
 
 # Settings of a machine's owner that protect its hardware: a program with an environment of its own must keep them.
 SITE_VARIABLES = ("NCCL_NVLS_ENABLE", "TORCH_SYMM_MEM_DISABLE_MULTICAST", "NVSHMEM_DISABLE_NVLS")
+# Names that a receipt gives to the gates themselves.
+GATES = ("container-archive", "container-assembly", "container-exec")
 _LARGEST_CHECKS = 1 << 20
-_RECEIPT_LIMITS = Limits(document=256 << 20)
+_MOST_CHECKS = 1000
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -110,7 +113,7 @@ def run_checks(
     is no verdict on the check that ran.
 
     Raises:
-        OciBuilderError: ``spec.checks`` (a request that the runner refuses), ``sandbox.died``.
+        OciBuilderError: ``request.field`` (what the runner would refuse), ``sandbox.died``.
         KeyboardInterrupt: a signal came whose handler returned.
     """
     return _run(root, config, options, {"checks": [asdict(c) for c in checks]}, inherit=False)
@@ -120,13 +123,9 @@ def load_checks(path: Path) -> tuple[Check, ...]:
     """The checks of a file (``chroot_exec.protocol.Check`` is the schema).
 
     Raises:
-        SpecError: ``spec.path``, ``spec.checks``.
+        SpecError: ``spec.path`` (also for a pipe or device, which is not waited for), ``spec.checks``.
     """
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise SpecError("spec.path", f"cannot read the checks {show(str(path))}: {error.strerror}") from None
-    return _parse_checks(data, str(path))
+    return _parse_checks(read_input(path, "list of checks"), str(path))
 
 
 def image_checks(root: Path, prefix: str) -> tuple[Check, ...]:
@@ -148,9 +147,29 @@ def image_checks(root: Path, prefix: str) -> tuple[Check, ...]:
 
 def _parse_checks(data: bytes, where: str) -> tuple[Check, ...]:
     try:
-        return parse_checks(data)
+        checks = parse_checks(data)
     except RequestError as error:
         raise SpecError("spec.checks", f"{where}: {error.message}", where=where) from None
+    require_receivable(checks, where)
+    return checks
+
+
+def require_receivable(checks: Sequence[Check], where: str) -> None:
+    """Refuse, before anything runs, checks whose outcomes no receipt could hold.
+
+    Raises:
+        SpecError: ``spec.checks``: more than 1000, the name of a gate, text that is no UTF-8.
+    """
+    if len(checks) > _MOST_CHECKS:
+        raise SpecError("spec.checks", f"{where}: {len(checks)} checks; a receipt holds {_MOST_CHECKS}", where=where)
+    for check in checks:
+        if check.name in GATES:
+            raise SpecError("spec.checks", f"{where}: {check.name} is a gate's name; rename the check", where=where)
+        try:
+            dump_json(asdict(check))
+        except ValueError as error:
+            why = f"{where}: {check.name} holds what no receipt can: {error}"
+            raise SpecError("spec.checks", why, where=where) from None
 
 
 def runner_error(error: Mapping[str, str]) -> OciBuilderError:
@@ -176,7 +195,14 @@ def _request(root: Path, config: Mapping[str, Any], options: ExecOptions, what: 
     given = asdict(options)
     if given["gpu"] is not None:
         given["gpu"] = {**given["gpu"], "devices": list(given["gpu"]["devices"])}
-    return dump_json({"schema": SCHEMA, "root": str(root.resolve()), "config": dict(config), **given, **what})
+    request = {"schema": SCHEMA, "root": str(root.resolve()), "config": dict(config), **given, **what}
+    # Bytes of a command line that are no UTF-8 are half surrogate pairs here, which only escapes can carry.
+    data = json.dumps(request).encode()
+    try:
+        parse_request(data)
+    except RequestError as error:
+        raise SpecError(error.code, error.message) from None
+    return data
 
 
 def _run(
@@ -197,7 +223,7 @@ def _run(
         if came and not inherit:
             _interrupt(came[0])
         if size := os.fstat(output).st_size:
-            value: dict[str, Any] = load_json(os.pread(output, size, 0), "receipt", _RECEIPT_LIMITS)
+            value: dict[str, Any] = json.loads(os.pread(output, size, 0))
             return value
     text = (errors or b"").decode("utf-8", "replace").strip()[-2000:]
     if process.returncode == 2:
