@@ -21,6 +21,7 @@ from oci_builder.cli.common import (
     spec_and_limits,
     write_json,
 )
+from oci_builder.cli.gpus import GPU, GpuCommand
 from oci_builder.cli.publishing import ALLOW, with_secrets
 from oci_builder.cli.running import exec_command, execute_checks, readiness_command, show_report, with_readiness
 
@@ -71,7 +72,7 @@ def build(
     say(f"{result.container['reference']}  config {result.container['config']['digest']}")
 
 
-@click.command()
+@click.command(cls=GpuCommand)
 @click.argument("archives", type=ARCHIVE, nargs=-1, required=True)
 @HELD_TO
 @click.option("--profile", type=click.Choice(["foreign", "strict"]), default="foreign", show_default=True,
@@ -80,7 +81,7 @@ def build(
 @JOBS
 @click.option("--exec", "execute", is_flag=True, help="Then unpack the image and run its checks in a sandbox.")
 @click.option("--checks", type=ARCHIVE, default=None, help="Checks to run (JSON); default: the image's own.")
-@click.option("--gpu", is_flag=False, flag_value="all", default=None, metavar="[DEVICES]", help="Give the checks GPUs.")
+@GPU
 @click.option("--target", default=None, metavar="sm_NN", help="Judge too whether it runs on this GPU (readiness).")
 @click.option("--receipt", type=ARCHIVE, default=None, help="Write the checks' receipt (unsigned JSON) to FILE.")
 @click.option("--secrets", is_flag=True, help="Search every layer for credentials and model weights too.")

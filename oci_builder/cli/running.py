@@ -23,6 +23,7 @@ from oci_builder.cli.common import (
     say,
     write_json,
 )
+from oci_builder.cli.gpus import GPU, GpuCommand
 from oci_builder.model.errors import ConflictError, OciBuilderError, SpecError, show
 from oci_builder.model.events import Emit
 from oci_builder.model.report import Report
@@ -109,7 +110,9 @@ def _prefix(config: Mapping[str, Any]) -> str:
     return str(found)
 
 
-@click.command("exec", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.command(
+    "exec", cls=GpuCommand, context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
+)
 @click.argument("subject", type=ARCHIVE)
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @click.option("--user", default="", help="USER[:GROUP], names or numbers.")
@@ -119,7 +122,7 @@ def _prefix(config: Mapping[str, Any]) -> str:
 @click.option("--network", type=click.Choice(["none", "host"]), default="none", show_default=True)
 @click.option("--isolation", type=click.Choice(["auto", "root", "rootless"]), default="auto", show_default=True)
 @click.option("--entrypoint", default=None, help="Replace the image's entrypoint; empty for none.")
-@click.option("--gpu", is_flag=False, flag_value="all", default=None, metavar="[DEVICES]", help="Give it GPUs.")
+@GPU
 @PLATFORM
 @cache_option
 @pass_settings
@@ -143,6 +146,8 @@ def exec_command(
     try:
         ended = run_in(staged.root, staged.config, argv, options)
     except OciBuilderError as error:
+        if error.code.startswith("request."):
+            raise
         # As with docker run: the runner's own failures are told apart from the program's exit statuses.
         _complain(error.code, error.message)
         sys.exit(127 if error.code.startswith("exec.") else 125)
