@@ -250,3 +250,35 @@ def test_a_path_is_said_once(tmp_path: Path) -> None:
         (line,) = (line for line in done.stdout.splitlines() if line.startswith(b"error[spec.path]"))
         assert line.count(place.encode()) == 1 and done.returncode == 2
         assert b"None" not in done.stdout
+
+
+def checked(built: Built, tmp_path: Path, status: int) -> tuple[int, dict[str, Any]]:
+    """``verify --exec`` with one check that ends with a status."""
+    (tmp_path / "checks.json").write_text(json.dumps([{"name": "one", "argv": ["/bin/sh", "-c", f"exit {status}"]}]))
+    done = call(
+        "verify", built.oci, "--exec", "--checks", tmp_path / "checks.json", "--cache", tmp_path / "cache", "--json",
+        tmp_path / "report.json",
+    )  # fmt: skip
+    return done.returncode, json.loads((tmp_path / "report.json").read_text())
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_the_json_is_ok_exactly_when_the_status_is_0(runnable: Built, tmp_path: Path) -> None:
+    """Requirements section 12, with checks that ran."""
+    status, report = checked(runnable, tmp_path, 3)
+    assert (status, report["ok"]) == (1, False)
+    assert {"one": "fail", "container-archive": "pass"}.items() <= {c["name"]: c["outcome"] for c in report["checks"]}.items()
+    assert [f["where"] for f in report["findings"] if f["severity"] == "error"] == ["container-exec", "one"]
+    status, report = checked(runnable, tmp_path, 0)
+    assert (status, report["ok"]) == (0, True)
+
+
+def test_an_error_before_the_checks_is_in_the_json_too(quick: Built, tmp_path: Path) -> None:
+    done = call("verify", quick.oci, "--exec", "--checks", tmp_path / "absent", "--json", tmp_path / "r.json")
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert (done.returncode, report["ok"]) == (2, False)
+
+
+@pytest.mark.parametrize("words", [("--checks", "c.json"), ("--receipt", "r.json"), ("--gpu=all",)])
+def test_what_only_checks_use_is_refused_without_them(quick: Built, words: tuple[str, ...]) -> None:
+    assert call("verify", quick.oci, *words).returncode == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ from oci_builder.cli.common import (
 from oci_builder.cli.gpus import GPU, GpuCommand
 from oci_builder.cli.publishing import ALLOW, with_secrets
 from oci_builder.cli.running import exec_command, execute_checks, readiness_command, show_report, with_readiness
+from oci_builder.model.errors import OciBuilderError
+from oci_builder.model.report import Finding
 
 SPEC = click.option("--spec", "spec_path", type=ARCHIVE, default=None, help="Take limits from SPEC.")
 HELD_TO = click.option(
@@ -101,6 +104,8 @@ def verify(
 
     if len(archives) > 2:
         raise click.UsageError("one or two archives")
+    if not execute and (asked := [n for n, v in (("--checks", checks), ("--gpu", gpu), ("--receipt", receipt)) if v]):
+        raise click.UsageError(f"{asked[0]} goes with --exec: without it no check runs")
     spec, limits = spec_and_limits(spec_path)
     with settings.emitting() as emit:
         options = VerifyOptions(profile=profile, platform=platform, limits=limits, threads=jobs, emit=emit)
@@ -109,17 +114,19 @@ def verify(
             report = with_readiness(report, archives[0], ReadinessOptions(target=target, platform=platform), emit)
         if secrets and report.ok:
             report = with_secrets(report, archives, allow, Walk(platform, limits, jobs, emit))
-    write_json(report.to_json(), json_file)
-    if json_file != "-":
+    quiet = json_file == "-"
+    if not quiet:
         show_report(report)
-    status = report.exit_status
     if execute:
         prefix = spec.prefix if spec is not None else ""
-        ran = execute_checks(
-            settings, report, archives[0], checks, prefix, gpu, receipt, cache, platform, json_file == "-"
-        )
-        status = status or ran
-    sys.exit(status)
+        try:
+            report = execute_checks(settings, report, archives[0], checks, prefix, gpu, receipt, cache, platform, quiet)
+        except OciBuilderError as error:
+            failed = replace(report, findings=(*report.findings, Finding.of_error(error)))
+            write_json(failed.to_json(), json_file)
+            raise
+    write_json(report.to_json(), json_file)
+    sys.exit(report.exit_status)
 
 
 @click.command("inspect")

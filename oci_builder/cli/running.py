@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,9 +25,10 @@ from oci_builder.cli.common import (
     write_json,
 )
 from oci_builder.cli.gpus import GPU, GpuCommand
-from oci_builder.model.errors import ConflictError, OciBuilderError, SpecError, show
+from oci_builder.model.errors import CheckFailed, ConflictError, OciBuilderError, SpecError, show
 from oci_builder.model.events import Emit
-from oci_builder.model.report import Report
+from oci_builder.model.receipts import Check
+from oci_builder.model.report import Finding, Report
 
 
 def show_report(report: Report) -> None:
@@ -69,8 +71,8 @@ def stage_archive(archive: Path, cache: Path, emit: Emit, platform: str = "linux
 def execute_checks(
     settings: Settings, report: Report, archive: Path, checks: Path | None, prefix: str, gpu: str | None,
     receipt: Path | None, cache: Path, platform: str, quiet: bool,
-) -> int:  # fmt: skip
-    """Run the three gates of ``verify --exec``; returns the exit status."""
+) -> Report:  # fmt: skip
+    """Run the three gates of ``verify --exec``: the report with every check, and with what they refused as findings."""
     from oci_builder.execution.companions import layer_facts, portable_beside
     from oci_builder.execution.gates import GateContext, verify_exec
     from oci_builder.execution.run import ExecOptions, gpu_selection, image_checks, load_checks
@@ -94,12 +96,24 @@ def execute_checks(
     if receipt is not None:
         text = statement.model_dump_json(by_alias=True, exclude_none=True, indent=1) + "\n"
         create_exclusively(receipt, text.encode())
-    good = True
-    for check in statement.predicate.checks:
-        good = good and check.outcome in ("pass", "deferred")
-        if not quiet:
+    ran = statement.predicate.checks
+    if not quiet:
+        for check in ran:
             say(f"{check.outcome:<8} {check.name}" + (f": {check.reason}" if check.reason else ""))
-    return 0 if good else 1
+    # A bad archive has its own findings already, and its gates say no more than these.
+    refused = [c for c in ran if report.ok and c.outcome not in ("pass", "deferred")]
+    return replace(
+        report, findings=report.findings + tuple(_refusal(c) for c in refused),
+        checks=tuple({"name": c.name, "outcome": c.outcome, "reason": c.reason} for c in ran),
+    )  # fmt: skip
+
+
+def _refusal(check: Check) -> Finding:
+    said = check.reason or check.outcome
+    return Finding(
+        f"check.{check.outcome}", "error", check.name, expected="pass", actual=check.outcome,
+        message=f"{check.name}: {said}", exit_status=CheckFailed.exit_status,
+    )  # fmt: skip
 
 
 def _prefix(config: Mapping[str, Any]) -> str:

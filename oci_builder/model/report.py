@@ -48,10 +48,12 @@ class Report:
     """All findings about one or two archives.
 
     ``subjects`` are JSON objects (path, kind, sha256, size, image identity), one an archive, in the order given.
+    ``checks``: what ran in the image (name, outcome, reason); None when nothing was asked to.
     """
 
     subjects: tuple[dict[str, object], ...] = ()
     findings: tuple[Finding, ...] = field(default=())
+    checks: tuple[dict[str, object], ...] | None = None
 
     @property
     def errors(self) -> tuple[Finding, ...]:
@@ -71,4 +73,6 @@ class Report:
 
     def to_json(self) -> dict[str, object]:
         """The JSON form of requirements section 12."""
-        return {"ok": self.ok, "subjects": list(self.subjects), "findings": [f.to_json() for f in self.findings]}
+        ran = {} if self.checks is None else {"checks": list(self.checks)}
+        findings = [f.to_json() for f in self.findings]
+        return {"ok": self.ok, "subjects": list(self.subjects), "findings": findings, **ran}

@@ -13,12 +13,15 @@ import pytest
 from oci_builder.model.errors import OciBuilderError, PolicyError, SpecError
 from oci_builder.model.events import Event, silent
 from oci_builder.model.image import Layer
-from oci_builder.model.spec import Spec
+from oci_builder.model.spec import OciBase, Spec
 from oci_builder.payload.cuda import cuda_texts, stage_cuda
 from oci_builder.payload.licences import collect_licences
+from oci_builder.rootfs.layers import WriteOptions
 from oci_builder.store.blobs import DirStore
+from oci_builder.transports.bases import load_base
 from oci_builder.transports.rootfs import load_rootfs
 from tests.lab import tarlang as t
+from tests.lab.archives import Lab, write
 
 ROOT = b"usr/local/cuda-13.0/"
 ARCH = ROOT + b"targets/x86_64-linux/"
@@ -58,12 +61,9 @@ class Base:
         self.said: list[Event] = []
 
     def layers(self, *tars: bytes) -> tuple[Layer, ...]:
-        out: list[Layer] = []
-        for number, data in enumerate(tars):
-            path = self.place / f"{number}.tar"
-            path.write_bytes(data)
-            out += load_rootfs(path, self.store).layers
-        return tuple(out)
+        write(self.place / "base.tar", Lab(layers=list(tars)).oci())
+        wanted = spec().model_copy(update={"base": OciBase(oci="base.tar")})
+        return load_base(wanted, self.place, self.store, WriteOptions()).image.layers
 
     def stage(self, *tars: bytes, work: str = "work", **choice: Any) -> Path:
         place = stage_cuda(spec(**choice), self.layers(*tars), self.store, self.place / work, emit=self.said.append)
