@@ -77,7 +77,7 @@ def _concluded(graph: Graph, judged: Judged) -> Judged:
     """What the two views, each judged, are together."""
     intake = graph.intake
     judged.image = _select(graph, judged.oci or judged.docker)
-    if judged.oci and judged.docker:
+    if "index.json" in graph.contents.members:
         _compare_views(graph, judged)
     _check_blob_names(graph)
     _check_between_members(graph, judged)
@@ -103,11 +103,18 @@ def _select(graph: Graph, images: list[ImageView]) -> ImageView | None:
         graph.findings.error("platform.missing", "", message, expected=asked, actual=", ".join(found))
         return None
     if len({i.config_member.digest for i in fitting}) > 1:
-        judge_it = graph.findings.judge(bool(graph.contents.members.get("index.json")) or graph.options.strict)
+        # Images that have names of their own were put together on purpose, as docker save does with two.
+        doubtful = "index.json" in graph.contents.members and not _named_apart(fitting)
+        judge_it = graph.findings.judge(doubtful or graph.options.strict)
         message = f"{len(fitting)} images for {asked}, and nothing says which is meant; give each a place of its own"
         judge_it("platform.ambiguous", "", message, expected=1, actual=len(fitting))
-        return None if "index.json" in graph.contents.members else fitting[0]
+        return None if doubtful else fitting[0]
     return fitting[0]
+
+
+def _named_apart(images: list[ImageView]) -> bool:
+    names = [name for image in images for name in image.names]
+    return all(image.names for image in images) and len(names) == len(set(names))
 
 
 def _compare_views(graph: Graph, judged: Judged) -> None:

@@ -113,7 +113,7 @@ def _follow(graph: Graph, descriptor: Descriptor, where: str, depth: int, seen: 
     if is_attestation(descriptor):
         _attestation(graph, descriptor, where)
         return []
-    image = _image(graph, descriptor, where)
+    image = _image(graph, descriptor, where, needed=_wanted(graph, descriptor))
     return [image] if image else []
 
 
@@ -134,20 +134,16 @@ def _nested(graph: Graph, descriptor: Descriptor, where: str, depth: int, seen: 
 
 
 def _attestation(graph: Graph, descriptor: Descriptor, where: str) -> None:
-    """Not an image; its blobs are checked like all others."""
-    member = graph.blob(descriptor, where, needed=False)
-    manifest = graph.parse(Manifest, member, where) if member else None
-    if manifest is not None:
-        _check_artifact(graph, manifest, where)
+    """Not an image, it says; clients that look for no such mark may take it for one, so it is judged like one."""
+    _image(graph, descriptor, where, needed=False)
 
 
 def _check_artifact(graph: Graph, manifest: Manifest, where: str) -> None:
     for blob in (manifest.config, *manifest.layers):
-        graph.blob(blob, f"{where}: attestation", needed=False)
+        graph.blob(blob, f"{where}: artifact", needed=False)
 
 
-def _image(graph: Graph, descriptor: Descriptor, where: str) -> ImageView | None:
-    needed = _wanted(graph, descriptor)
+def _image(graph: Graph, descriptor: Descriptor, where: str, *, needed: bool) -> ImageView | None:
     member = graph.blob(descriptor, where, needed=needed)
     manifest = graph.parse(Manifest, member, where) if member else None
     if manifest is None:
