@@ -20,6 +20,10 @@ _MEANINGFUL = frozenset(
 )
 _REPEATED = frozenset({b"GNU.sparse.offset", b"GNU.sparse.numbytes"})
 
+# Records in one header, those of sparse maps aside: each costs far more time than its few bytes. Writers emit about ten
+# and one for each extended attribute, of which the small file systems of images hold a block's worth.
+_MOST = 256
+
 
 @dataclass(slots=True)
 class Records:
@@ -39,9 +43,11 @@ def parse_records(data: bytes, where: Where, warn: Warn) -> Records:
 
     Raises:
         FormatError: ``tar.pax`` for every malformed record.
+        PolicyError: ``path.nul``; ``limit.record`` for more records than any writer has use for.
     """
     out = Records()
-    at = 0
+    at = count = 0
+    twice: bytes | None = None
     while at < len(data):
         match = _LENGTH.match(data, at, at + 11)
         end = at + int(match.group()) if match else 0
@@ -55,10 +61,15 @@ def parse_records(data: bytes, where: Where, warn: Warn) -> Records:
         if key in _REPEATED:
             out.sparse_pairs.append((key, value))
         else:
+            count += 1
+            if count > _MOST:
+                raise PolicyError("limit.record", f"{where}: more than {_MOST} records in a PAX header", where=where)
             if key in out.values:
-                warn("tar.pax", f"{where}: the PAX key {show(key[:80])} stands twice; the last one counts")
+                twice = key
             out.values[key] = value
         at = end
+    if twice is not None:
+        warn("tar.pax", f"{where}: the PAX key {show(twice[:80])} stands twice; the last one counts")
     return out
 
 

@@ -5,7 +5,8 @@ Source: GNU tar manual, "Storing Sparse Files". We never write one: Docker canno
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from array import array
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from oci_builder.model.errors import FormatError
@@ -15,6 +16,7 @@ from oci_builder.wire.tar.names import Where
 from oci_builder.wire.tar.pax import Records
 
 _ZEROS = memoryview(bytes(1 << 18))
+_DIGITS = 19  # the longest decimals that fit 64 bits, whatever they are
 
 
 @dataclass(slots=True)
@@ -115,11 +117,11 @@ def pax_map(records: Records, stored: int, reader: ChunkReader, limit: int, wher
         sparse.used = used
         return sparse
     if b"GNU.sparse.map" in values:
-        numbers = [_decimal(part, where) for part in values[b"GNU.sparse.map"].split(b",")]
+        numbers = _decimals(values[b"GNU.sparse.map"].split(b","), where)
     elif records.sparse_pairs:
         if [key for key, _ in records.sparse_pairs[::2]] != [b"GNU.sparse.offset"] * (len(records.sparse_pairs) // 2):
             raise sparse_error(where, "offsets and lengths that do not alternate")
-        numbers = [_decimal(value, where) for _, value in records.sparse_pairs]
+        numbers = _decimals([value for _, value in records.sparse_pairs], where)
     elif any(key.startswith(b"GNU.sparse.") for key in values):
         raise sparse_error(where, "sparse records of an unknown version")
     else:
@@ -127,51 +129,65 @@ def pax_map(records: Records, stored: int, reader: ChunkReader, limit: int, wher
     if len(numbers) % 2:
         raise sparse_error(where, "an odd number of numbers")
     size = _decimal(values.get(b"GNU.sparse.size", values.get(b"GNU.sparse.realsize", b"")), where)
-    return checked(size, list(zip(numbers[::2], numbers[1::2], strict=True)), stored, where)
+    return checked(size, zip(numbers[::2], numbers[1::2], strict=True), stored, where)
 
 
-def _inline_map(reader: ChunkReader, bound: int, where: Where) -> tuple[list[tuple[int, int]], int]:
-    text = b""
-    wanted: int | None = None
+def _inline_map(reader: ChunkReader, bound: int, where: Where) -> tuple[Iterator[tuple[int, int]], int]:
+    """The pairs of format 1.0, in time and memory of the map's own size, and the bytes it takes."""
+    numbers = array("Q")
+    rest = b""
     used = 0
-    while wanted is None or text.count(b"\n") < wanted:
-        if used + BLOCK > bound + BLOCK - 1:
+    while not numbers or len(numbers) <= 2 * numbers[0]:
+        if used >= bound:
             raise sparse_error(where, "a map that does not end within the data")
         block = reader.read_exact(BLOCK)
         used += BLOCK
         if len(block) < BLOCK:
             raise FormatError("tar.truncated", f"{where}: the archive ends within a sparse map", where=where)
-        text += block
-        if wanted is None and b"\n" in text:
-            wanted = 1 + 2 * _decimal(text.partition(b"\n")[0], where)
-    lines = text.split(b"\n")[1:wanted]
-    numbers = [_decimal(line, where) for line in lines]
-    return list(zip(numbers[::2], numbers[1::2], strict=True)), used
+        *lines, rest = (rest + block).split(b"\n")
+        if len(rest) > BLOCK:
+            raise sparse_error(where, f"{rest[:30]!r} is not a number")
+        if not numbers and lines:
+            numbers.append(_decimal(lines.pop(0), where))
+        # What follows the last number fills its block, with anything.
+        wanted = 1 + 2 * numbers[0] - len(numbers) if numbers else 0
+        numbers.extend(_decimals(lines[:wanted], where))
+    return zip(numbers[1::2], numbers[2::2], strict=True), used
+
+
+def _decimals(texts: list[bytes], where: Where) -> list[int]:
+    if not all(map(bytes.isdigit, texts)) or max(map(len, texts), default=0) > _DIGITS:
+        for text in texts:
+            _decimal(text, where)
+    return list(map(int, texts))
 
 
 def _decimal(text: bytes, where: Where) -> int:
-    if not text.isdigit() or len(text) > 19:
+    if not text.isdigit() or len(text) > _DIGITS:
         raise sparse_error(where, f"{text[:30]!r} is not a number")
     return int(text)
 
 
-def checked(size: int, pairs: list[tuple[int, int]], stored: int, where: Where) -> SparseMap:
-    """A map whose pieces are in order, inside the file, and as long as what is stored.
+def checked(size: int, pairs: Iterable[tuple[int, int]], stored: int, where: Where) -> SparseMap:
+    """A map whose pieces are in order, inside the file, and as long as what is stored. Empty ones are not kept.
 
     Raises:
         FormatError: ``entry.sparse``.
     """
-    at = 0
+    at = total = 0
+    parts = []
     for offset, length in pairs:
         if offset < at or length < 0:
             raise sparse_error(where, f"a piece at {offset} that overlaps or goes backwards")
         at = offset + length
-    total = sum(length for _, length in pairs)
+        if length:
+            parts.append((offset, length))
+            total += length
     if at > size or size < 0:
         raise sparse_error(where, f"a piece up to {at} in a file of {size} bytes")
     if total != stored:
         raise sparse_error(where, f"{stored} bytes are stored and the map wants {total}")
-    return SparseMap(size, pairs)
+    return SparseMap(size, parts)
 
 
 def sparse_error(where: Where, what: str) -> FormatError:
