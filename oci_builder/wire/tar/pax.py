@@ -11,6 +11,7 @@ from oci_builder.wire.tar.names import Warn, Where
 XATTR = b"SCHILY.xattr."
 _SECONDS = re.compile(rb"(-?)(\d{1,20})(?:\.(\d*))?\Z")
 _INTEGER = re.compile(rb"\d{1,20}\Z")
+_START = re.compile(rb"([1-9]\d{0,9}) ([^=\0]+)=")
 _LENGTH = re.compile(rb"[1-9]\d{0,9} ")
 
 # Records that change what an entry is. In a global header they would change every later entry, and readers disagree
@@ -49,13 +50,11 @@ def parse_records(data: bytes, where: Where, warn: Warn) -> Records:
     at = count = 0
     twice: bytes | None = None
     while at < len(data):
-        match = _LENGTH.match(data, at, at + 11)
-        end = at + int(match.group()) if match else 0
+        match = _START.match(data, at)
+        end = at + int(match[1]) if match else 0
         if match is None or end > len(data) or end <= match.end() or data[end - 1] != 0x0A:
-            raise _bad(where, f"a malformed record at byte {at}: {data[at : at + 40]!r}")
-        key, equals, value = data[match.end() : end - 1].partition(b"=")
-        if not equals or not key or 0 in key:
-            raise _bad(where, f"a record without a key at byte {at}: {data[at : at + 40]!r}")
+            raise _malformed(data, at, where)
+        key, value = match[2], data[match.end() : end - 1]
         if 0 in value and key in (b"path", b"linkpath", b"uname", b"gname"):
             raise PolicyError("path.nul", f"{where}: a NUL byte in the PAX record {show(key)}", where=where)
         if key in _REPEATED:
@@ -71,6 +70,14 @@ def parse_records(data: bytes, where: Where, warn: Warn) -> Records:
     if twice is not None:
         warn("tar.pax", f"{where}: the PAX key {show(twice[:80])} stands twice; the last one counts")
     return out
+
+
+def _malformed(data: bytes, at: int, where: Where) -> FormatError:
+    match = _LENGTH.match(data, at)
+    end = at + int(match.group()) if match else 0
+    whole = match is not None and match.end() < end <= len(data) and data[end - 1] == 0x0A
+    what = "a record without a key" if whole else "a malformed record"
+    return _bad(where, f"{what} at byte {at}: {data[at : at + 40]!r}")
 
 
 def check_global(records: Records, where: Where) -> None:
