@@ -40,6 +40,10 @@ def find_gpus(library_path: Mapping[str, str] | None = None) -> tuple[dict[str, 
     return tuple(devices or ())
 
 
+# The next step of people here; an engine elsewhere takes it off.
+ELSEWHERE = ": run it on a GPU node, or --on modal"
+
+
 def require_gpus(needs: Needs, gpus: tuple[dict[str, Any], ...], any_gpu: bool, emit: Emit) -> None:
     """Enough GPUs of the right kind.
 
@@ -55,7 +59,7 @@ def require_gpus(needs: Needs, gpus: tuple[dict[str, Any], ...], any_gpu: bool, 
     if len(uuids) < needs.gpu_count:
         raise PolicyError(
             "needs.gpu", f"the stage needs {needs.gpu_count} x {needs.gpu_name}, and the driver of this machine gives "
-            f"{len(uuids)} GPUs: run it on a GPU node, or --on modal", expected=needs.gpu, actual=len(uuids),
+            f"{len(uuids)} GPUs{ELSEWHERE}", expected=needs.gpu, actual=len(uuids),
         )  # fmt: skip
     wanted = needs.gpu_name.rstrip("!+")
     others = sorted({str(gpu.get("name")) for gpu in gpus if wanted not in str(gpu.get("name")).upper()})

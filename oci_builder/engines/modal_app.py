@@ -24,7 +24,7 @@ from modal import exception as failed
 
 from oci_builder.engines.modal_container import ARCHIVE, REPACK_VARIABLE, RUNTIME, answer
 from oci_builder.engines.modal_project import folder_state, take_folder
-from oci_builder.engines.modal_request import portable_of, prepare
+from oci_builder.engines.modal_request import localized, portable_of, prepare
 from oci_builder.engines.needs import Needs, validate
 from oci_builder.engines.stages import Request, Stage, find_stage
 from oci_builder.model.errors import CheckFailed, OciBuilderError, SpecError, TransportError, show
@@ -98,7 +98,7 @@ def run_on_modal(name: str, request: Request, emit: Emit = silent) -> dict[str, 
     if text := result.pop("release"):
         changed = take_folder(text, Path(request.release), before)
         emit(Event("note", name, message=f"{request.release}: {', '.join(changed)}"))
-    return result
+    return localized(result, request)
 
 
 def bind(app: modal.App, stage: Stage, image: modal.Image) -> Any:

@@ -16,17 +16,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from oci_builder.engines.local_limits import find_gpus, require_gpus
+from oci_builder.engines.local_limits import ELSEWHERE, find_gpus, require_gpus
 from oci_builder.engines.modal_project import arrived, folder_state, folder_text, unpack
 from oci_builder.engines.needs import Needs
 from oci_builder.engines.run import run_stage
-from oci_builder.engines.stages import find_stage
-from oci_builder.model.errors import OciBuilderError, PolicyError, TransportError, disk_error
+from oci_builder.engines.stages import KEY_SECRET, find_stage
+from oci_builder.model.errors import OciBuilderError, PolicyError, SpecError, TransportError, disk_error
 from oci_builder.model.events import Emit, Event
 from oci_builder.model.receipts import PORTABLE, Host
 from oci_builder.release.folder import ReleaseFolder
 from oci_builder.release.host import engine_name, this_host, tool_versions
 
+_WRITERS = ("package", "repack")
 # Where the sender's inputs and the runtime are in every container.
 ARCHIVE = "/oci-builder/inputs.tar"
 RUNTIME = "/opt/oci-builder/runtime"
@@ -45,7 +46,8 @@ def answer(name: str, sent: Mapping[str, Any]) -> dict[str, Any]:
     """Run one stage here, as ``modal_project.pack`` sent it.
 
     Returns: what ``run_stage`` returns, with ``facts.modal``: what this container is, and what it found out about its
-        network; and ``release``: the release folder as it is now, empty when nothing changed.
+        network; ``release``: the release folder as it is now, empty when nothing changed; and ``inputs``: where the
+        sender's files lay here, for those who read its paths.
     """
     local = Path(tempfile.gettempdir()) / "oci-builder"
     host = this_host()
@@ -64,22 +66,22 @@ def answer(name: str, sent: Mapping[str, Any]) -> dict[str, Any]:
         if not needs.network:
             facts["network"] = prove_no_network()
         _require_gpus(needs, host, emit)
+        _require_key(needs, sent)
         volume = next(iter(needs.volumes), "")
         request = _request(sent, local, volume)
         if name == "repack":
             undo_repack(Path(request["out"]), Path(request["release"]))
+        before = _release_state(request)
     except (OciBuilderError, OSError) as error:
         return {**_refused(name, error), "release": "", "facts": {"modal": facts}}
-    before = folder_state(Path(request["release"])) if request["release"] else {}
     result = run_stage(name, request, engine_name(), emit, {"modal": facts})
-    # Paths of this container tell the sender nothing.
-    notes = [str(note).replace(f"{local / 'inputs'}/", "") for note in result["notes"]]
-    result["notes"] = [*notes, f"image {facts['image']}"]
-    result["receipt_path"] = str(result["receipt_path"]).replace(f"{local / 'inputs'}/", "")
-    after = folder_state(Path(request["release"])) if request["release"] else {}
+    where = [f"archives: {request['out']} on the volume {needs.volumes[volume]}"] if name in _WRITERS and volume else []
+    result["notes"] = [*result["notes"], *where, f"image {facts['image']}"]
+    result["inputs"] = str(local / "inputs")
     result["kept"] = _keep(result["kept"], request["cache"], local)
     try:
         commit(volume)
+        after = _release_state(request)
     except OciBuilderError as error:
         return {**result, **_told(error), "release": ""}
     text = folder_text(after) if after != before else ""
@@ -121,12 +123,30 @@ def commit(volume: str) -> None:
         raise disk_error(error, "committing the volume") from None
 
 
+def _release_state(request: Mapping[str, Any]) -> dict[str, bytes]:
+    return folder_state(Path(request["release"])) if request["release"] else {}
+
+
+def _require_key(needs: Needs, sent: Mapping[str, Any]) -> None:
+    """A stage that signs a release has the key of its secret: without, hours of work would be recorded nowhere.
+
+    Raises:
+        SpecError: ``modal.missing``.
+    """
+    if KEY_SECRET in needs.secrets and sent["release"] and not os.environ.get(KEY_VARIABLE):
+        raise SpecError(
+            "modal.missing", f"the secret {KEY_SECRET} has no variable {KEY_VARIABLE}: modal secret create --force "
+            f'{KEY_SECRET} {KEY_VARIABLE}="$(cat KEYFILE)"', where=KEY_SECRET,
+        )  # fmt: skip
+
+
 def _require_gpus(needs: Needs, host: Host, emit: Emit) -> None:
     """As ``require_gpus``; a refusal names driver and sandbox, which decide whether a GPU is seen at all."""
     try:
         require_gpus(needs, find_gpus() if needs.gpu else (), False, emit)
     except PolicyError as error:
-        text = f"{error.message} (driver {host.driver or 'unknown'}, sandbox {host.sandbox or 'none seen'})"
+        said = error.message.removesuffix(ELSEWHERE)
+        text = f"{said} (driver {host.driver or 'unknown'}, sandbox {host.sandbox or 'none seen'})"
         raise PolicyError(error.code, text, **error.fields) from None
 
 

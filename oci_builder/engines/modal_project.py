@@ -13,6 +13,7 @@ import lzma
 import os
 import re
 import shutil
+import stat
 import tarfile
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
@@ -54,11 +55,13 @@ def pack(request: Request, target: Path, mounts: Iterable[str] = (), *, whole: b
     Returns: the request as JSON, its paths relative to the unpacked tar.
 
     Raises:
-        SpecError: ``spec.*``; ``modal.project``: the spec names something outside its folder, or too much.
+        SpecError: ``spec.*`` (``spec.path``: an input is missing); ``modal.project``: the spec names something outside
+            its folder, or too much.
         TransportError: ``io.*``.
     """
     path = Path(request.spec)
     spec, folder = load_spec(path), path.absolute().parent
+    release = release_folder(request.release) if request.release else None
     named = {f"spec/{name}": folder / name for name in _named(spec, folder, tuple(mounts), whole)}
     sent = {**request.to_json(), "spec": f"spec/{path.name}", "key": "", "work": "", "scratch": ""}
     named[sent["spec"]] = path.absolute()
@@ -68,8 +71,7 @@ def pack(request: Request, target: Path, mounts: Iterable[str] = (), *, whole: b
             file = Path(options[option])
             options[option] = f"inputs/{option}/{file.name}"
             named[options[option]] = file.absolute()
-    if request.release:
-        release = _release(request.release)
+    if release is not None:
         sent["release"] = f"releases/{release.name}"
         if release.is_dir():
             named[sent["release"]] = release
@@ -77,9 +79,13 @@ def pack(request: Request, target: Path, mounts: Iterable[str] = (), *, whole: b
     return {**sent, "options": options}
 
 
-def _release(text: str) -> Path:
-    """The release folder; its name is also that of a folder on the volume."""
-    release = Path(os.path.abspath(text))
+def release_folder(text: str) -> Path:
+    """The release folder itself, not a link to it; its name is also that of a folder on the volume.
+
+    Raises:
+        SpecError: ``modal.project``.
+    """
+    release = Path(os.path.realpath(text))
     if not re.fullmatch(TAG_PATTERN, release.name):
         raise SpecError(
             "modal.project", f"a release folder on Modal is called by letters, digits, dots, dashes, underscores, not "
@@ -113,13 +119,33 @@ def arrived(sent: Mapping[str, Any], project: Path) -> dict[str, Any]:
 
 
 def folder_state(folder: Path) -> dict[str, bytes]:
-    """Relative name -> content of all files of a small folder; empty where there is none."""
+    """Relative name -> content of all files of a small folder; empty where there is none.
+
+    Raises:
+        SpecError: ``modal.project``: it holds a link, a pipe or a device, which cannot come back as what it is.
+        TransportError: ``io.*``.
+    """
     found = {}
-    for place, _, names in os.walk(folder):
-        for name in names:
-            path = Path(place, name)
-            found[str(path.relative_to(folder))] = path.read_bytes()
+    try:
+        for place, folders, names in os.walk(folder, onerror=_raise):
+            for name in (*names, *(name for name in folders if Path(place, name).is_symlink())):
+                path = Path(place, name)
+                if not stat.S_ISREG(path.lstat().st_mode):
+                    raise SpecError(
+                        "modal.project", f"{show(str(path))} is no regular file: a release folder on Modal has folders "
+                        "and files only", where=str(path),
+                    )  # fmt: skip
+                found[str(path.relative_to(folder))] = path.read_bytes()
+    except FileNotFoundError as error:
+        if folder.exists():
+            raise disk_error(error, "reading the release folder") from None
+    except OSError as error:
+        raise disk_error(error, "reading the release folder") from None
     return found
+
+
+def _raise(error: OSError) -> None:
+    raise error
 
 
 def folder_text(state: Mapping[str, bytes]) -> str:
@@ -147,7 +173,7 @@ def take_folder(text: str, folder: Path, sent: Mapping[str, bytes]) -> list[str]
             beside the folder.
         TransportError: ``io.*``, ``modal.result`` (damaged, or names outside the folder).
     """
-    state = dict(_files(text))
+    state, folder = dict(_files(text)), Path(os.path.realpath(folder))
     try:
         (folder / "receipts").mkdir(parents=True, exist_ok=True)
         lock = os.open(folder.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -161,7 +187,7 @@ def take_folder(text: str, folder: Path, sent: Mapping[str, bytes]) -> list[str]
 
 
 def _merge(state: Mapping[str, bytes], folder: Path, sent: Mapping[str, bytes]) -> list[str]:
-    here = folder_state(folder)
+    here = {name: _content(folder / name) for name in {*state, *sent}}
     changed = sorted(n for n in {*state, *sent} if state.get(n) != sent.get(n) and state.get(n) != here.get(n))
     if torn := [name for name in changed if here.get(name) != sent.get(name)]:
         kept = Path(tempfile.mkdtemp(prefix=f".{folder.name}.returned-", dir=folder.parent))
@@ -178,6 +204,14 @@ def _merge(state: Mapping[str, bytes], folder: Path, sent: Mapping[str, bytes]) 
         else:
             (folder / name).unlink()
     return changed
+
+
+def _content(path: Path) -> bytes | object | None:
+    """A file's bytes, None where nothing is, and what equals nothing for anything else."""
+    try:
+        return path.read_bytes() if stat.S_ISREG(path.lstat().st_mode) else object()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
 
 
 def _put(path: Path, data: bytes) -> None:
@@ -199,20 +233,31 @@ def _files(text: str) -> Iterator[tuple[str, bytes]]:
 
 
 def _named(spec: Spec, folder: Path, mounts: tuple[str, ...], whole: bool) -> list[str]:
-    """Relative names of everything that the spec names below its folder and that is there."""
+    """Relative names of everything that a stage reads below the spec's folder; what is missing costs no machine."""
     found = []
     for place, name in _places(spec):
-        if name.startswith("/") and any(name.startswith(f"{mount.rstrip('/')}/") for mount in mounts):
+        inside = ".." not in PurePosixPath(name).parts
+        if inside and any(name.startswith(f"{mount.rstrip('/')}/") for mount in mounts):
             continue
-        if name.startswith("/") or ".." in PurePosixPath(name).parts:
+        if name.startswith("/") or not inside:
             held = " or ".join(f"{mount.rstrip('/')}/…" for mount in mounts) or "no volume"
             raise SpecError(
                 "modal.project", f"{place} names {show(name)}: what lies outside the spec's folder does not get to "
                 f"Modal; move it there, or put it on the volume and name it {held}", where=place,
             )  # fmt: skip
+        if whole and not (folder / name).exists():
+            raise SpecError(
+                "spec.path", f"{place} names {show(name)}, which is not there{_hint(folder / name)}", where=place
+            )
         if (whole or place == "files") and (folder / name).exists():
             found.append(name)
     return found
+
+
+def _hint(path: Path) -> str:
+    """A submodule that was not checked out is an empty folder."""
+    empty = path.parent.is_dir() and not any(path.parent.iterdir())
+    return f"; {show(str(path.parent))} is empty: git submodule update --init --recursive" if empty else ""
 
 
 def _places(spec: Spec) -> Iterator[tuple[str, str]]:
@@ -232,8 +277,7 @@ def _places(spec: Spec) -> Iterator[tuple[str, str]]:
             yield f"tiers.{name}.requirements", tier.requirements
         elif isinstance(tier, LockTier):
             yield f"tiers.{name}.project", tier.project
-            if tier.lock is not None:
-                yield f"tiers.{name}.lock", tier.lock
+            yield f"tiers.{name}.lock", f"{tier.project}/uv.lock" if tier.lock is None else tier.lock
 
 
 def _write(target: Path, named: Mapping[str, Path]) -> None:
@@ -266,4 +310,4 @@ def _write(target: Path, named: Mapping[str, Path]) -> None:
         raise disk_error(error, "packing the spec's inputs") from None
 
 
-__all__ = ["arrived", "folder_state", "folder_text", "pack", "take_folder", "unpack"]
+__all__ = ["arrived", "folder_state", "folder_text", "pack", "release_folder", "take_folder", "unpack"]

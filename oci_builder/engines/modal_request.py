@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from oci_builder import __version__
 from oci_builder.engines.modal_container import RUNTIME
-from oci_builder.engines.modal_project import pack
+from oci_builder.engines.modal_project import pack, release_folder
 from oci_builder.engines.stages import STAGES, Request, Stage
 from oci_builder.model.errors import SpecError, show
 from oci_builder.model.receipts import PORTABLE
@@ -43,10 +44,32 @@ def prepare(stage: Stage, request: Request, spec: Spec, portable: str, inputs: P
     return {**sent, "out": _folder_name(request, spec)}
 
 
+def localized(result: Mapping[str, Any], request: Request) -> dict[str, Any]:
+    """A container's result with the sender's paths for the sender's files."""
+    found = dict(result)
+    there = found.pop("inputs", "")
+    if not there:
+        return found
+    pairs = [(f"{there}/spec", str(Path(request.spec).absolute().parent))]
+    if request.release:
+        pairs.insert(0, (f"{there}/releases/{release_folder(request.release).name}", request.release))
+
+    def here(text: str) -> str:
+        for far, near in pairs:
+            text = near.join(re.split(f"{re.escape(far)}(?![A-Za-z0-9._-])", text))
+        return text
+
+    found["notes"] = [here(str(note)) for note in found["notes"]]
+    found["receipt_path"] = here(str(found["receipt_path"]))
+    if found["error"]:
+        found["error"] = {**found["error"], "message": here(str(found["error"]["message"]))}
+    return found
+
+
 def _folder_name(request: Request, spec: Spec) -> str:
     """The build's folder on the volume."""
     if request.release:
-        return Path(request.release).name
+        return release_folder(request.release).name
     return spec.release or f"{spec.name}-{spec.tag}".replace("/", "-")
 
 
@@ -59,7 +82,8 @@ def portable_of(request: Request) -> str:
     folder = ReleaseFolder(Path(request.release))
     if not request.release or not (folder.root / "portable.json").is_file():
         raise SpecError(
-            "stage.order", f"{show(request.release)} has no record of {PORTABLE}: run package with this release folder",
+            "stage.order", f"{show(request.release)} has no record of {PORTABLE}: on Modal the stage container makes "
+            "it, with this release folder",
             where=request.release,
         )  # fmt: skip
     return folder.subjects()[PORTABLE]
@@ -78,9 +102,11 @@ def chosen(words: Sequence[str], stages: Sequence[str]) -> list[str]:
     """Words of the stage command: the stage first.
 
     Raises:
-        SpecError: ``stage.name``.
+        SpecError: ``stage.name``, ``stage.option`` (``--on``).
     """
     rest = list(words)
+    if any(word == "--on" or word.startswith("--on=") for word in rest):
+        raise SpecError("stage.option", "this script runs on Modal; elsewhere it is oci-builder stage NAME --on local")
     found = stages[0] if len(stages) == 1 else ""
     for index, word in enumerate(rest):
         if word == "--stage" and index + 1 < len(rest):

@@ -16,7 +16,7 @@ import pytest
 
 from oci_builder.engines import modal_container, modal_project
 from oci_builder.engines.modal_project import arrived, folder_state, folder_text, pack, take_folder, unpack
-from oci_builder.engines.modal_request import chosen
+from oci_builder.engines.modal_request import chosen, localized
 from oci_builder.engines.stages import STAGES, Request
 from oci_builder.engines.stages_options import FILES
 from oci_builder.model.errors import ConflictError, OciBuilderError, PolicyError, SpecError, TransportError
@@ -90,13 +90,14 @@ def test_every_option_that_is_a_file_goes_along(tmp_path: Path) -> None:
     files = {name: tmp_path / f"{name}.json" for name in FILES if not name.startswith("root")}
     for path in files.values():
         path.write_text(path.name)
+    (tmp_path / "here/one").mkdir(parents=True)
     asked = request(write_spec(tmp_path / "here"), options={name: str(path) for name, path in files.items()})
     got = round_trip(asked, tmp_path)["options"]
     assert {name: Path(path).read_text() for name, path in got.items()} == {n: p.name for n, p in files.items()}
     assert {"trust", "checks", "helper", "allow"} <= set(files)
 
 
-@pytest.mark.parametrize("path", ["/elsewhere/one", "../one", "a/../../one", "/volume/one", "/vol"])
+@pytest.mark.parametrize("path", ["/elsewhere/one", "../one", "a/../../one", "/volume/one", "/vol", "/vol/../etc"])
 def test_what_lies_outside_the_spec_s_folder_is_refused(path: str, tmp_path: Path) -> None:
     spec = write_spec(tmp_path / "here", tiers={"one": {"path": path}})
     with pytest.raises(SpecError) as error:
@@ -111,6 +112,28 @@ def test_a_stage_that_reads_no_tiers_gets_none(tmp_path: Path) -> None:
         (tmp_path / "here" / name).write_text(name)
     got = Path(round_trip(request(spec), tmp_path, whole=False)["spec"]).parent
     assert (got / "layers/files/a").exists() and not (got / "one").exists()
+
+
+@pytest.mark.parametrize(
+    ("there", "tier", "said"),
+    [
+        ([], {"path": "one"}, "one"),
+        (["RL"], {"project": "RL"}, "git submodule update"),
+        (["RL/sub"], {"project": "RL"}, "RL/uv.lock"),
+        (["RL/sub"], {"project": "RL", "lock": "RL/other.lock"}, "RL/other.lock"),
+    ],
+    ids=["tier", "empty-submodule", "no-lock", "named-lock"],
+)
+def test_an_input_that_is_not_there_costs_no_machine(
+    there: list[str], tier: dict[str, str], said: str, tmp_path: Path
+) -> None:
+    spec = write_spec(tmp_path / "here", tiers={"one": tier})
+    for name in there:
+        (tmp_path / "here" / name).mkdir(parents=True)
+    with pytest.raises(SpecError) as error:
+        pack(request(spec), tmp_path / "inputs.tar")
+    assert error.value.code == "spec.path" and said in error.value.message
+    pack(request(spec), tmp_path / "inputs.tar", whole=False)
 
 
 def test_one_project_of_three_tiers_travels_once_without_its_environment(tmp_path: Path) -> None:
@@ -202,6 +225,91 @@ def test_a_release_folder_with_an_odd_name_is_refused(tmp_path: Path, name: str)
     with pytest.raises(SpecError) as caught:
         pack(Request(str(tmp_path / "spec.json"), "out", "cache", release=str(tmp_path / name)), tmp_path / "inputs.tar")
     assert caught.value.code == "modal.project"
+
+
+def test_a_link_to_the_release_folder_is_that_folder(tmp_path: Path) -> None:
+    here = folder_of(tmp_path / "here/r1", {"portable.json": "1"})
+    (tmp_path / "latest").symlink_to(here)
+    (tmp_path / "here/one").mkdir()
+    asked = request(write_spec(tmp_path / "here"), release=str(tmp_path / "latest"))
+    got = round_trip(asked, tmp_path)
+    assert Path(got["release"]).name == "r1" and folder_state(Path(got["release"])) == {"portable.json": b"1"}
+    take_folder(folder_text({"portable.json": b"2"}), tmp_path / "latest", folder_state(tmp_path / "latest"))
+    assert (here / "portable.json").read_text() == "2"
+    assert os.readlink(tmp_path / "latest") == str(here)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["here", "inputs.tar", "latest", "there"]
+
+
+@pytest.mark.parametrize("kind", ["link", "dangling", "folder-link", "pipe"])
+def test_a_release_folder_with_anything_but_files_is_refused_by_name(kind: str, tmp_path: Path) -> None:
+    """A link would come back as the container's file, a pipe would never end."""
+    here = folder_of(tmp_path / "r1", {"portable.json": "1"})
+    if kind == "pipe":
+        os.mkfifo(here / "odd")
+    else:
+        (here / "odd").symlink_to({"link": "/etc/passwd", "dangling": "gone", "folder-link": "/etc"}[kind])
+    with pytest.raises(SpecError) as caught:
+        folder_state(here)
+    assert caught.value.code == "modal.project" and "odd" in caught.value.message
+
+
+def test_a_name_that_became_a_link_meanwhile_is_a_conflict(tmp_path: Path) -> None:
+    here = folder_of(tmp_path / "here/r1", {"portable.json": "1"})
+    sent = folder_state(here)
+    (here / "portable.json").unlink()
+    (here / "portable.json").symlink_to("/etc/hostname")
+    with pytest.raises(ConflictError) as caught:
+        take_folder(folder_text({"portable.json": b"2"}), here, sent)
+    assert caught.value.code == "modal.conflict"
+    assert os.readlink(here / "portable.json") == "/etc/hostname"
+
+
+def test_paths_of_the_container_become_the_sender_s(tmp_path: Path) -> None:
+    asked = request(write_spec(tmp_path / "here"), release=str(tmp_path / "releases/r1"))
+    far = "/tmp/oci-builder/inputs"
+    result = {
+        "notes": [f"recorded in {far}/releases/r1", f"{far}/releases/r10 and {far}/specs are not it"], "inputs": far,
+        "receipt_path": f"{far}/releases/r1/receipts/a.json",
+        "error": {"code": "spec.path", "message": f"cannot read '{far}/spec/RL/uv.lock'", "exit": 2},
+    }  # fmt: skip
+    got = localized(result, asked)
+    assert got == {
+        "notes": [f"recorded in {tmp_path}/releases/r1", f"{far}/releases/r10 and {far}/specs are not it"],
+        "receipt_path": f"{tmp_path}/releases/r1/receipts/a.json",
+        "error": {"code": "spec.path", "message": f"cannot read '{tmp_path}/here/RL/uv.lock'", "exit": 2},
+    }
+
+
+@pytest.mark.parametrize("variables", [{}, {"OCI_BUILDER_KEY": ""}])
+def test_a_secret_without_the_key_is_told_before_the_stage_runs(
+    variables: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the longest CPU stage would pass and record nothing."""
+    monkeypatch.delenv("OCI_BUILDER_KEY", raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(modal_container, "prove_no_network", dict)
+    monkeypatch.setattr(modal_container.tempfile, "gettempdir", lambda: str(tmp_path))
+    found = modal_container.answer("container", {"release": "releases/r1"})
+    assert (found["error"]["code"], found["exit"]) == ("modal.missing", 2)
+    assert "modal secret create" in found["error"]["message"]
+
+
+def test_a_release_folder_that_cannot_be_read_is_an_answer_and_no_exception(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "releases/r1").mkdir(parents=True)
+    os.mkfifo(tmp_path / "releases/r1/pipe")
+    sent = pack(
+        request(write_spec(tmp_path / "here"), release=str(tmp_path / "releases/r1")), tmp_path / "inputs.tar", whole=False
+    )
+    monkeypatch.setattr(modal_container, "ARCHIVE", str(tmp_path / "inputs.tar"))
+    monkeypatch.setattr(modal_container, "find_stage", lambda _n: replace(STAGES["build"], needs=STAGES["nccl8"].needs))
+    monkeypatch.setattr(modal_container, "require_gpus", lambda *_a: None)
+    monkeypatch.setattr(modal_container, "prove_no_network", dict)
+    monkeypatch.setattr(modal_container.tempfile, "gettempdir", lambda: str(tmp_path / "tmp"))
+    found = modal_container.answer("nccl8", {**sent, "out": "r1"})
+    assert (found["error"]["code"], found["outcome"]) == ("modal.project", "error")
 
 
 def text_with(name: str) -> str:
@@ -307,12 +415,14 @@ def test_a_gpu_that_is_not_seen_is_told_with_driver_and_sandbox(
     found = modal_container.answer("single", {})
     assert (found["error"]["code"], found["exit"]) == ("needs.gpu", 4)
     assert "driver 580.95.05, sandbox gvisor" in found["error"]["message"]
+    assert "--on modal" not in found["error"]["message"], "it is there"
     assert found["facts"]["modal"]["driver"] == "580.95.05"
 
 
 def test_an_answer_that_is_too_large_stays_on_the_volume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A container without network can answer with one message only; the stage's work is not lost with it."""
     (tmp_path / "releases/r1/receipts").mkdir(parents=True)
+    (tmp_path / "here/one").mkdir(parents=True)
     (tmp_path / "releases/r1/portable.json").write_text("{}")
     sent = pack(
         request(write_spec(tmp_path / "here"), release=str(tmp_path / "releases/r1"), attempt="a"), tmp_path / "inputs.tar"
@@ -363,6 +473,13 @@ def test_a_script_runs_its_own_stages_only(words: list[str]) -> None:
     with pytest.raises(OciBuilderError) as error:
         chosen(words, ("build", "package"))
     assert error.value.code == "stage.name"
+
+
+@pytest.mark.parametrize("words", [["--on", "local", "--stage", "build"], ["--stage", "build", "--on=local"]])
+def test_a_script_runs_on_modal_only(words: list[str]) -> None:
+    with pytest.raises(SpecError) as error:
+        chosen(words, ("build", "package"))
+    assert error.value.code == "stage.option"
 
 
 def test_a_script_of_one_stage_needs_no_name() -> None:
