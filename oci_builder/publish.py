@@ -11,7 +11,7 @@ from typing import Any
 from oci_builder.model.digest import Digest
 from oci_builder.model.events import Emit, silent
 from oci_builder.model.receipts import Check
-from oci_builder.release.delivery import Judge, Publication, delivery_receipt, keep, refuse_secrets
+from oci_builder.release.delivery import Judge, Publication, delivery_receipt, keep, refuse_secrets, require_trusted
 from oci_builder.release.folder import QUALIFICATION
 from oci_builder.release.host import stamp, utc_now
 from oci_builder.release.parts import Part, checksums, hash_parts, plan_parts
@@ -38,12 +38,14 @@ def publish(what: Publication, target: HubTarget, emit: Emit = silent) -> Delive
     Raises:
         SpecError: ``publish.parts``, ``publish.archive`` (an archive that a record names is not there).
         IntegrityError: ``blob.digest``: an archive is not the one of its record, or other bytes came back.
-        PolicyError: ``policy.secret``, ``policy.weights``, ``release.link``: nothing was sent.
+        PolicyError: ``policy.secret``, ``policy.weights``, ``release.link``, ``key.trust``: nothing was sent.
+        CheckFailed: ``release.rewritten``, ``release.unproven``: nor then.
         ConflictError: ``release.exists``, ``hub.conflict``.
         TransportError: ``auth``, ``http.*``, ``hub.*``, ``io.*``.
     """
     started = stamp()
     what.folder.require_own_files()
+    require_trusted(what, utc_now())
     wholes, parts = _archive_parts(what)
     records = _records(what)
     checks = [refuse_secrets(what, sorted(wholes), [p.source for p in records], emit)]

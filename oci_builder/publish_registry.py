@@ -13,7 +13,7 @@ from oci_builder.model.errors import IntegrityError, SpecError
 from oci_builder.model.events import Emit, silent
 from oci_builder.model.receipts import OCI, Check
 from oci_builder.release.attach import RECEIPT_ARTIFACT, Artifact, artifacts, attach
-from oci_builder.release.delivery import Publication, delivery_receipt, keep, refuse_secrets
+from oci_builder.release.delivery import Publication, delivery_receipt, keep, refuse_secrets, require_trusted
 from oci_builder.release.folder import QUALIFICATION
 from oci_builder.release.host import stamp, utc_now
 from oci_builder.release.parts import hash_parts, plan_parts
@@ -54,12 +54,14 @@ def publish_registry(
         SpecError: ``spec.reference``, ``publish.archive``; ``spec.digest``: the reference names another image.
         IntegrityError: ``blob.*``: an archive is not the recorded one, or other bytes came back;
             ``registry.referrer``: an artifact is not listed.
-        PolicyError: ``policy.secret``, ``policy.weights``, ``release.link``: nothing was sent.
+        PolicyError: ``policy.secret``, ``policy.weights``, ``release.link``, ``key.trust``: nothing was sent.
+        CheckFailed: ``release.rewritten``, ``release.unproven``: nor then.
         TransportError: ``http.*``, ``auth``, ``io.*``. ConflictError: ``release.exists``.
     """
     started = stamp()
     target = parse_reference(reference)
     what.folder.require_own_files()
+    require_trusted(what, utc_now())
     subjects, manifest = _recorded(what)
     if target.digest not in (None, manifest):
         raise SpecError("spec.digest", f"the release's image is {manifest}, not {target.digest}", where=reference)

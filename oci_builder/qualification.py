@@ -46,12 +46,14 @@ def check_release(folder: Path, rules: Rules) -> dict[str, Any]:
     Returns: the recorded qualification.
 
     Raises:
-        CheckFailed: ``qualification.missing``, ``qualification.differs``, ``release.rewritten``.
+        CheckFailed: ``qualification.missing``, ``qualification.differs``, ``release.rewritten``, ``release.unproven``.
         SpecError: ``release.folder``; FormatError, TransportError: unreadable files.
     """
     release = _open(folder)
     recorded = release.compare(rules.gates, rules.policy, rules.spec)
-    release.check_files(rules.policy, parse_time(recorded["evaluated_at"]))
+    then = parse_time(recorded["evaluated_at"])
+    release.check_files(rules.policy, then)
+    release.require_proven(rules.policy, then)
     return recorded
 
 
@@ -61,12 +63,17 @@ def update_release(folder: Path, rules: Rules, now: datetime) -> dict[str, Any]:
     Returns: the qualification that stands in the folder afterwards.
 
     Raises:
-        CheckFailed: ``release.rewritten``. SpecError: ``release.folder``; FormatError, TransportError: unreadable or
-        unwritable files.
+        CheckFailed: ``release.rewritten``; ``release.unproven``: the verdict was recorded all the same, unless it
+            would have been ``pass``: a key that was revoked must show.
+        SpecError: ``release.folder``; FormatError, TransportError: unreadable or unwritable files.
     """
     release = _open(folder)
     release.check_files(rules.policy, now)
-    release.record(release.evaluate(rules.gates, rules.policy, now, rules.spec))
+    fresh = release.evaluate(rules.gates, rules.policy, now, rules.spec)
+    if fresh.state == "pass":
+        release.require_proven(rules.policy, now)
+    release.record(fresh)
+    release.require_proven(rules.policy, now)
     recorded = release.recorded()
     assert recorded is not None  # written just now
     return recorded

@@ -17,6 +17,7 @@ from typing import Any
 from oci_builder.model.digest import Digest
 from oci_builder.model.errors import ConflictError, SpecError, show
 from oci_builder.model.events import Emit, Event, silent
+from oci_builder.model.gates import TrustPolicy
 from oci_builder.model.limits import DEFAULT_LIMITS
 from oci_builder.model.receipts import DOCKER, OCI, PORTABLE, Check, Receipt
 from oci_builder.model.redact import redact
@@ -24,12 +25,12 @@ from oci_builder.model.spec import Spec, load_spec
 from oci_builder.release.bills import Naming, bills, file_name
 from oci_builder.release.files import io_error, read_file, replace_file
 from oci_builder.release.folder import ReleaseFolder, spec_sha256
-from oci_builder.release.host import engine_name, new_attempt, stamp, this_host, tool_versions
+from oci_builder.release.host import engine_name, new_attempt, stamp, this_host, tool_versions, utc_now
 from oci_builder.release.materials import materials
 from oci_builder.release.packages import Contents, inventory_bytes, read_packages
 from oci_builder.release.parts import hash_parts, plan_parts
 from oci_builder.release.provenance import BuildRun, provenance
-from oci_builder.release.receipts import recorded_files, write_receipt
+from oci_builder.release.receipts import RECORD_STAGE, Answer, judge, recorded_files, require_signer, write_receipt
 from oci_builder.release.scan import Scan, scan_archives, scan_files
 from oci_builder.release.secrets import ScanOptions
 from oci_builder.release.signing import SigningKey
@@ -50,6 +51,7 @@ class RecordRequest:
         spec: the spec that was built.
         key: signs the provenance and the receipt.
         allow: secrets and weights that are let through, each with its reason.
+        policy: whose receipts count, the key's among them; None where that is judged elsewhere.
     """
 
     dist: Path
@@ -58,6 +60,7 @@ class RecordRequest:
     key: SigningKey
     allow: ScanOptions = field(default_factory=ScanOptions)
     threads: int = 2
+    policy: TrustPolicy | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,15 +79,17 @@ def record(request: RecordRequest, emit: Emit = silent) -> Recorded:
     Raises:
         SpecError: ``record.build``: no finished build, or one of another spec; ``release.name``; ``spec.*``.
         IntegrityError: ``blob.digest``: an archive is not what its record says.
-        PolicyError: ``policy.secret``, ``policy.weights``.
+        PolicyError: ``policy.secret``, ``policy.weights``; ``key.trust``: nobody would believe the receipt.
         ConflictError: ``release.exists``: the folder holds another build.
         FormatError, TransportError: unreadable archives or files.
     """
     started = stamp()
+    if request.policy is not None:
+        require_signer(request.policy, request.key, RECORD_STAGE, utc_now())
     spec = load_spec(request.spec)
     container, subjects = _read_build(request, spec)
     files = {name: read_file(request.dist / name, DEFAULT_LIMITS.document) for name in RECORDS}
-    known = _known(request.folder, files)
+    known = _known(request, files)
     if known is not None:
         return known
     how = Walk(spec.platform, spec.effective_limits, request.threads, emit)
@@ -202,7 +207,7 @@ def _put(
     """
     folder = request.folder.create()
     with _locked(folder.root):
-        known = _known(folder, {name: files[name] for name in RECORDS})
+        known = _known(request, {name: files[name] for name in RECORDS})
         if known is not None:
             return known
         for name in sorted(files.keys() - set(RECORDS)):
@@ -228,12 +233,13 @@ def _locked(folder: Path) -> Iterator[None]:
         os.close(fd)
 
 
-def _known(folder: ReleaseFolder, records: Mapping[str, bytes]) -> Recorded | None:
+def _known(request: RecordRequest, records: Mapping[str, bytes]) -> Recorded | None:
     """The folder, when it is whole and of this build; None when there is something to do.
 
     Raises:
         ConflictError: ``release.exists``: it is of another build, or not what was recorded.
     """
+    folder, policy = request.folder, request.policy
     for name, data in records.items():
         path = folder.root / name
         if path.exists() and read_file(path, len(data)) != data:
@@ -244,6 +250,8 @@ def _known(folder: ReleaseFolder, records: Mapping[str, bytes]) -> Recorded | No
     for name, envelope in folder.envelopes().items():
         said = recorded_files(envelope, name) or {}
         if said.get("portable.json") != hashlib.sha256(records["portable.json"]).hexdigest():
+            continue
+        if policy is not None and judge(envelope, policy, now=utc_now(), where=name).answer is not Answer.VERIFIED:
             continue
         wrong = folder.differing(said)
         if wrong:

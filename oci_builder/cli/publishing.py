@@ -71,7 +71,8 @@ def record(
     from oci_builder.release.signing import load_key
 
     rules = Rules.load(spec_path, trust)
-    request = RecordRequest(dist, ReleaseFolder(release), spec_path, load_key(key), read_allowed(allow))
+    folder, allowed = ReleaseFolder(release), read_allowed(allow)
+    request = RecordRequest(dist, folder, spec_path, load_key(key), allowed, policy=rules.policy)
     with settings.emitting() as emit:
         done = run(request, emit)
     verdict = update_release(release, rules, datetime.now(UTC))

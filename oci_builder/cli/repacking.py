@@ -18,6 +18,7 @@ from oci_builder.model.spec import load_spec
 from oci_builder.qualification import Rules
 from oci_builder.record import RecordRequest, record
 from oci_builder.release.folder import ReleaseFolder
+from oci_builder.release.receipts import RECORD_STAGE, require_signer
 from oci_builder.release.scan import read_allowed
 from oci_builder.release.signing import load_key
 from oci_builder.repack import Repacked, RepackRequest, repack
@@ -51,7 +52,9 @@ def run_repack(inputs: RepackInputs, now: datetime, emit: Emit) -> Repacked:
     spec = load_spec(inputs.spec)
     if spec.files is None:
         raise SpecError("spec.files", "the spec ships no packaging files, so there is nothing to repack")
-    rules = Rules.load(inputs.spec, inputs.trust)
+    rules, signer = Rules.load(inputs.spec, inputs.trust), load_key(inputs.key)
+    for stage in ("repack", RECORD_STAGE):
+        require_signer(rules.policy, signer, stage, now)
     prefix = spec.prefix.lstrip("/").encode()
     marker = prefix + b"/" + (inputs.marker or MARKER).encode()
     definitions = read_definitions(inputs.spec.absolute().parent / spec.files)
@@ -71,8 +74,10 @@ def run_repack(inputs: RepackInputs, now: datetime, emit: Emit) -> Repacked:
 
     request = RepackRequest(
         dist=inputs.dist, folder=ReleaseFolder(inputs.release), gates=rules.gates, policy=rules.policy, marker=marker,
-        packaging=packaging, layers=frozenset(definitions), key=load_key(inputs.key),
+        packaging=packaging, layers=frozenset(definitions), key=signer,
     )  # fmt: skip
     done = repack(request, rebuild, preflight, now, emit)
-    record(RecordRequest(inputs.dist, request.folder, inputs.spec, request.key, read_allowed(inputs.allow)), emit)
+    allowed = read_allowed(inputs.allow)
+    again = RecordRequest(inputs.dist, request.folder, inputs.spec, request.key, allowed, policy=rules.policy)
+    record(again, emit)
     return done

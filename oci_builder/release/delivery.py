@@ -18,7 +18,7 @@ from oci_builder.release.files import create_exclusively, read_file
 from oci_builder.release.folder import ReleaseFolder
 from oci_builder.release.host import engine_name, new_attempt, stamp, this_host, tool_versions
 from oci_builder.release.parts import MAX_FILE, PART_SIZE
-from oci_builder.release.receipts import make_statement, receipt_name
+from oci_builder.release.receipts import make_statement, receipt_name, require_signer
 from oci_builder.release.scan import Scan, scan_archives, scan_files
 from oci_builder.release.secrets import ScanOptions
 from oci_builder.release.signing import SigningKey
@@ -78,6 +78,18 @@ class Publication:
         if not path.is_file():
             raise SpecError("publish.archive", f"{show(str(path))} is not there; the records name it", where=str(path))
         return path
+
+
+def require_trusted(what: Publication, now: datetime) -> None:
+    """Where a verdict is kept: the folder is as it was recorded, and the key's receipt will count.
+
+    Raises:
+        PolicyError: ``key.trust``. CheckFailed: ``release.rewritten``, ``release.unproven``.
+    """
+    if what.judge is not None:
+        require_signer(what.judge.policy, what.key, "publish", now)
+        what.folder.check_files(what.judge.policy, now)
+        what.folder.require_proven(what.judge.policy, now)
 
 
 def refuse_secrets(what: Publication, names: Sequence[str], files: Sequence[Path], emit: Emit = silent) -> Check:

@@ -28,6 +28,7 @@ from oci_builder.release.receipts import Answer, judge, recorded_files
 QUALIFICATION = "qualification.json"
 SUPERSEDED = "superseded.json"
 _QUALIFICATION = re.compile(r"qualification(\.[0-9]+)?\.json\Z")
+_MADE_BY_RECORD = re.compile(r"(provenance\.json|inventory-.*\.json|.*\.cdx\.json)\Z", re.DOTALL)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}\Z")
 
 
@@ -163,23 +164,47 @@ class ReleaseFolder:
     def check_files(self, policy: TrustPolicy, now: datetime) -> None:
         """What was recorded is what lies here: at least one believed record receipt has every digest right.
 
-        A folder without such a receipt was not made by ``record``; nothing is said about it.
+        A folder without such a receipt is for ``require_proven``.
 
         Raises:
             CheckFailed: ``release.rewritten``, naming the files.
         """
-        subjects, verdicts = self.subjects(), []
-        for name, data in self.envelopes().items():
-            verdict = judge(data, policy, now=now, subjects=subjects, where=name)
-            said = recorded_files(data, name) if verdict.answer is Answer.VERIFIED else None
-            if said:
-                verdicts.append(self.differing(said))
+        verdicts = self._recorded_differences(policy, now)
         if verdicts and all(verdicts):
             names = ", ".join(show(name) for name in min(verdicts, key=len))
             where = str(self.root)
             raise CheckFailed(
                 "release.rewritten", f"{show(where)}: changed or gone since it was recorded: {names}", where=where
             )
+
+    def require_proven(self, policy: TrustPolicy, now: datetime) -> None:
+        """What only ``record`` makes has a believed record receipt; a folder without such files needs none.
+
+        Raises:
+            CheckFailed: ``release.unproven``, naming the files that anybody may have written.
+        """
+        try:
+            names = sorted(p.name for p in self.root.iterdir() if _MADE_BY_RECORD.match(p.name))
+        except OSError as error:
+            raise io_error(error, self.root) from None
+        if names and not self._recorded_differences(policy, now):
+            where, some = str(self.root), ", ".join(show(name) for name in names[:4])
+            raise CheckFailed(
+                "release.unproven",
+                f"{show(where)}: no record receipt of a trusted key vouches for {some}{' …' if names[4:] else ''}; "
+                "record the build again with a key that the trust policy lists",
+                where=where,
+            )  # fmt: skip
+
+    def _recorded_differences(self, policy: TrustPolicy, now: datetime) -> list[list[str]]:
+        """For each believed record receipt the files that are not as it says."""
+        subjects, found = self.subjects(), []
+        for name, data in self.envelopes().items():
+            believed = judge(data, policy, now=now, subjects=subjects, where=name).answer is Answer.VERIFIED
+            said = recorded_files(data, name) if believed else None
+            if said:
+                found.append(self.differing(said))
+        return found
 
     def evaluate(self, gates: tuple[Gate, ...], policy: TrustPolicy, now: datetime, spec: str | None) -> Qualification:
         """The qualification as the files of this folder give it.

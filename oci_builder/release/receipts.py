@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
 
-from oci_builder.model.errors import CheckFailed, IntegrityError, OciBuilderError, show
+from oci_builder.model.errors import CheckFailed, IntegrityError, OciBuilderError, PolicyError, show
 from oci_builder.model.gates import TrustedKey, TrustPolicy
 from oci_builder.model.jsontext import dump_json
 from oci_builder.model.limits import DEFAULT_LIMITS
@@ -20,6 +20,7 @@ from oci_builder.model.receipts import (
     Receipt,
     Statement,
     Subject,
+    format_time,
     parse_closed,
     parse_statement,
     parse_time,
@@ -219,6 +220,20 @@ def key_problem(key: TrustedKey, stage: str, finished: str) -> str:
     if key.stages and stage not in key.stages:
         return f"may not sign for stage {stage}"
     return ""
+
+
+def require_signer(policy: TrustPolicy, key: SigningKey, stage: str, now: datetime) -> None:
+    """Refuse a key whose word would not count, before there is anything to sign.
+
+    Raises:
+        PolicyError: ``key.trust``.
+    """
+    known = policy.by_id().get(key.id)
+    problem = key_problem(known, stage, format_time(now)) if known else "the trust policy does not list it"
+    if problem:
+        raise PolicyError(
+            "key.trust", f"a receipt of stage {stage} signed by {key.id} would be refused: {problem}", where=key.id
+        )
 
 
 def _unsigned(envelope: Envelope, unknown: tuple[str, ...], payload: bytes, where: str) -> Verdict:

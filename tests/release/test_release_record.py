@@ -17,16 +17,16 @@ from typing import Any
 import pytest
 
 from oci_builder.model.errors import CheckFailed, ConflictError, IntegrityError, OciBuilderError, PolicyError, SpecError
-from oci_builder.model.receipts import PORTABLE
+from oci_builder.model.receipts import PORTABLE, format_time
 from oci_builder.qualification import Rules, check_release, update_release
 from oci_builder.record import record
 from oci_builder.release.folder import ReleaseFolder
 from oci_builder.release.host import utc_now
-from oci_builder.release.receipts import Answer, judge
+from oci_builder.release.receipts import Answer, judge, write_receipt
 from oci_builder.release.secrets import ScanOptions
 from oci_builder.release.signing import new_key, save_key
 from tests.release.built import KEY, make_build, request
-from tests.release.helpers import policy, trusted
+from tests.release.helpers import policy, receipt, trusted
 
 pytest.importorskip("cyclonedx", reason="needs cyclonedx: pip install oci-builder[payload]")
 
@@ -215,10 +215,54 @@ def test_a_spec_s_files_and_lists_are_materials(tmp_path: Path) -> None:
 
 
 def test_another_key_makes_a_receipt_that_nobody_believes(place: Path) -> None:
+    """Its folder is as good as unsigned: the verdict is kept, and the end says so."""
     record(request(place, new_key()))
-    rules = Rules.load(place / "spec.json", place / "trust.json")
-    found = update_release(place / "releases/v1-r1", rules, utc_now())
-    assert "unknown keys" in found["refused"][0]["reasons"][0]
+    rules, folder = Rules.load(place / "spec.json", place / "trust.json"), place / "releases/v1-r1"
+    with pytest.raises(CheckFailed) as updated:
+        update_release(folder, rules, utc_now())
+    with pytest.raises(CheckFailed) as checked:
+        check_release(folder, rules)
+    assert {updated.value.code, checked.value.code} == {"release.unproven"} and "inventory" in checked.value.message
+    assert "unknown keys" in document(place, "qualification.json")["refused"][0]["reasons"][0]
+
+
+@pytest.mark.parametrize("why", ["unknown", "revoked", "other stages", "expired"])
+def test_a_key_whose_receipt_would_be_refused_records_nothing(place: Path, why: str) -> None:
+    changes: dict[str, dict[str, Any]] = {
+        "revoked": {"revoked": "stolen"}, "other stages": {"stages": ("single",)},
+        "expired": {"not_before": "2020-01-01T00:00:00Z", "not_after": "2020-02-01T00:00:00Z"},
+    }  # fmt: skip
+    keys = trusted(KEY, **{"not_after": "2099-01-01T00:00:00Z", **changes.get(why, {})})
+    signer = new_key() if why == "unknown" else KEY
+    with pytest.raises(PolicyError) as caught:
+        record(replace(request(place, signer), policy=policy(keys)))
+    assert (caught.value.code, (place / "releases").exists()) == ("key.trust", False)
+
+
+def test_a_release_without_its_record_receipt_never_passes(place: Path) -> None:
+    """Else whoever removes the receipt may rewrite the rest."""
+    spec = json.loads((place / "spec.json").read_text())
+    gates = [{"name": "recorded", "stage": "extra", "checks": ["ok"]}]
+    (place / "spec.json").write_text(json.dumps({**spec, "gates": gates}))
+    done = record(request(place))
+    rules, now = Rules.load(place / "spec.json", place / "trust.json"), utc_now()
+    said = receipt("extra", finished=format_time(now), started=format_time(now))
+    write_receipt(done.folder / "receipts", said, ReleaseFolder(done.folder).subjects(), KEY)
+    assert done.receipt is not None
+    done.receipt.unlink()
+    (done.folder / "image.cdx.json").write_text("{}")
+    with pytest.raises(CheckFailed) as caught:
+        update_release(done.folder, rules, now)
+    assert (caught.value.code, (done.folder / "qualification.json").exists()) == ("release.unproven", False)
+
+
+def test_a_revoked_key_s_release_is_recorded_again_by_another(place: Path) -> None:
+    record(request(place, new_key()))
+    trust = Rules.load(place / "spec.json", place / "trust.json").policy
+    assert not record(replace(request(place), policy=trust)).again
+    folder = ReleaseFolder(place / "releases/v1-r1")
+    folder.check_files(trust, utc_now())
+    folder.require_proven(trust, utc_now())
 
 
 @pytest.mark.parametrize("name", ["a.cdx.json", "inventory-b.json", "provenance.json", "container.json"])
