@@ -44,6 +44,11 @@ def _write(path: str, value: object) -> None:
         with open(int(path[len(_DESCRIPTOR) :]), "wb", closefd=False) as out:
             out.write(text.encode())
         return
+    if os.path.islink(path) or (os.path.exists(path) and not os.path.isfile(path)):
+        # A pipe, a device, /dev/stdout: written to. Replacing it by name would break the machine.
+        with open(path, "w", encoding="utf-8") as out:
+            out.write(text)
+        return
     partial = f"{path}.{os.getpid()}.partial"
     with open(partial, "w", encoding="utf-8") as file:
         file.write(text)

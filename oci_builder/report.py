@@ -10,7 +10,7 @@ from typing import Any
 
 from oci_builder.model.errors import SpecError, show
 from oci_builder.model.gates import Gate, TrustPolicy
-from oci_builder.release.files import replace_file
+from oci_builder.release.files import write_result
 from oci_builder.release.folder import ReleaseFolder
 from oci_builder.release.page import render
 from oci_builder.release.receipts import judge
@@ -45,12 +45,12 @@ def report_data(
 
 
 def write_report(data: Mapping[str, Any], path: Path) -> None:
-    """Write the page. Replaces an older one.
+    """Write the page. An older one is replaced; a pipe, a device or a link is written to.
 
     Raises:
         TransportError: ``io.*``.
     """
-    replace_file(path, render(data))
+    write_result(path, render(data))
 
 
 def _list(document: Any, key: str) -> list[Mapping[str, Any]]:

@@ -20,6 +20,7 @@ from oci_builder.model.limits import DEFAULT_LIMITS, Limits
 from oci_builder.model.platform import check_platform_name
 from oci_builder.model.spec import Spec, load_spec
 from oci_builder.progress import rendering
+from oci_builder.release.files import write_result
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -133,7 +134,7 @@ def json_option(function: F) -> F:
 def write_json(value: Any, target: str | None) -> None:
     """Write a result; ``-`` is standard output, ``None`` nowhere.
 
-    A file appears only when it is complete. A pipe or device (``/dev/stderr``) is written to, never replaced.
+    A file appears only when it is complete. A pipe, device or link (``/dev/stderr``) is written to, never replaced.
     """
     if target is None:
         return
@@ -143,17 +144,7 @@ def write_json(value: Any, target: str | None) -> None:
         sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()
         return
-    path = Path(target)
-    part = path.with_name(f".{path.name}.partial-{os.getpid()}")
-    try:
-        if path.exists() and not (path.is_file() or path.is_dir()):
-            path.write_bytes(data)
-            return
-        part.write_bytes(data)
-        part.replace(path)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise disk_error(error, "writing the JSON result") from None
+    write_result(Path(target), data)
 
 
 def spec_and_limits(path: Path | None) -> tuple[Spec | None, Limits]:

@@ -62,6 +62,25 @@ def replace_file(path: Path, data: bytes, *, mode: int = 0o644) -> None:
         raise io_error(error, path) from None
 
 
+def write_result(path: Path, data: bytes) -> None:
+    """A result where the caller wants it: a file is replaced whole, a pipe, a device or a link (``/dev/stdout`` is one)
+    is written to and stays what it is.
+
+    Raises:
+        TransportError: ``io.*``. BrokenPipeError: nobody reads the pipe any more.
+    """
+    try:
+        through = path.is_symlink() or (path.exists() and not path.is_file())
+        if through:
+            path.write_bytes(data)
+    except BrokenPipeError:
+        raise  # the reader went away: no fault, and the command line knows what to do
+    except OSError as error:
+        raise io_error(error, path) from None
+    if not through:
+        replace_file(path, data)
+
+
 def _write_temp(path: Path, data: bytes, mode: int) -> Path:
     temp = path.with_name(f".{path.name[:200]}.{secrets.token_hex(6)}.tmp")
     try:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
 import shutil
+import stat
 import struct
 import subprocess
 import zlib
@@ -16,6 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from oci_builder.model.errors import TransportError
 from oci_builder.model.gates import parse_gates
 from oci_builder.model.receipts import Host
 from oci_builder.release.folder import ReleaseFolder
@@ -169,6 +173,22 @@ def test_a_speck_beside_a_giant_still_has_a_place() -> None:
 def chromium(*arguments: str, home: Path) -> bytes:
     command = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={home}", *arguments]
     return subprocess.run(command, capture_output=True, timeout=60, check=True).stdout
+
+
+def test_a_page_replaces_a_file_and_nothing_else(folder: Path, tmp_path: Path) -> None:
+    """``report RELEASE /dev/stdout`` writes to it; a device or link that became a file would break the machine."""
+    data = report_data(folder, GATES, POLICY, NOW)
+    plain, link, device = (tmp_path / name for name in ("plain.html", "link.html", "device"))
+    plain.write_text("old")
+    link.symlink_to(tmp_path / "target.html")
+    write_report(data, plain)
+    write_report(data, link)
+    assert link.is_symlink() and link.read_bytes() == plain.read_bytes() == render(data)
+    if os.geteuid() == 0:
+        os.mknod(device, 0o600 | stat.S_IFCHR, os.makedev(1, 3))
+        with contextlib.suppress(TransportError):  # mounted nodev
+            write_report(data, device)
+        assert stat.S_ISCHR(device.lstat().st_mode)
 
 
 @pytest.mark.skipif(not CHROMIUM, reason="chromium is not installed")
