@@ -12,9 +12,9 @@ from oci_builder.cli.common import exit_statuses
 def script_app(name: str) -> Any:
     """The App of a script."""
     with exit_statuses():
-        from oci_builder.engines.modal_app import script
+        from oci_builder.engines.modal_request import load_engine
 
-    return script(name)
+        return load_engine().script(name)
 
 
 def run_script(words: Sequence[str], *stages: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import click
+from click.core import ParameterSource
 
 from oci_builder import __version__
 from oci_builder.cli.common import ARCHIVE, Settings, cache_option, json_option, pass_settings, say, write_json
-from oci_builder.model.errors import PolicyError, SpecError
+from oci_builder.model.errors import PolicyError, SpecError, show
 from oci_builder.model.events import Emit
 
 if TYPE_CHECKING:
@@ -59,6 +61,7 @@ def stage_command(settings: Settings, /, name: str, engine: str, json_file: str 
     results: list[dict[str, Any]] = []
     with settings.emitting() as emit:
         if engine == "modal":
+            _only_local(scratch, timeout, any_gpu)
             _agree(stages, budget, yes)
         else:
             for stage in stages:
@@ -79,9 +82,9 @@ def _run(runner: Any, engine: str, name: str, request: Request, emit: Emit) -> d
     if engine == "local":
         found: dict[str, Any] = runner.run(name, request, emit)
         return found
-    from oci_builder.engines.modal_app import run_on_modal
+    from oci_builder.engines.modal_request import load_engine
 
-    return dict(run_on_modal(name, request, emit))
+    return dict(load_engine().run_on_modal(name, request, emit))
 
 
 def _request(stage: Stage, spec_path: Path, out: Path, cache: Path, release: Path | None, trust: Path,
@@ -110,9 +113,33 @@ def _check_key(key: Path | None, release: Path | None) -> None:
     from oci_builder.release.signing import load_key
 
     if key is not None:
+        if not os.path.lexists(key):
+            raise SpecError("stage.option", f"--key {show(str(key))} is not there", where="--key")
         load_key(key)
         if release is None:
             raise SpecError("stage.option", "--key signs into a release folder: name it with --release")
+
+
+def _only_local(scratch: float | None, timeout: float | None, any_gpu: bool) -> None:
+    """What would be ignored is refused; what would stop the stage after it was agreed to is found out before.
+
+    Raises:
+        SpecError: ``stage.option``, ``modal.config``.
+    """
+    from oci_builder.engines.modal_request import load_engine
+
+    asked = {"--scratch": scratch is not None, "--timeout": timeout is not None, "--any-gpu": any_gpu}
+    asked |= {f"--{name}": _typed(name) for name in ("out", "cache")}
+    if names := [name for name, given in asked.items() if given]:
+        raise SpecError(
+            "stage.option", f"{', '.join(names)}: of this machine only; on Modal archives and cache are on the volume, "
+            "and time, disk and GPUs are the stage's own", where=names[0],
+        )  # fmt: skip
+    load_engine()
+
+
+def _typed(name: str) -> bool:
+    return click.get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE
 
 
 def _agree(stages: tuple[Stage, ...], path: Path | None, yes: bool) -> None:
@@ -124,7 +151,7 @@ def _agree(stages: tuple[Stage, ...], path: Path | None, yes: bool) -> None:
     from oci_builder.engines.budget import check_budget, cost, lines, load_budget
 
     default = Path("budget.toml")
-    budget = load_budget(path or (default if default.is_file() else None))
+    budget = load_budget(path or (default if os.path.lexists(default) else None))
     costs = [cost(stage, budget) for stage in stages]
     for line in lines(costs, budget):
         click.echo(line, err=True)

@@ -229,6 +229,8 @@ def translated(error: Exception, stage: Stage) -> OciBuilderError:
     make, code, step = next((m[1:] for m in _MEANINGS if isinstance(error, m[0])), _SERVICE)
     if isinstance(error, failed.InvalidError) and "version v1" in said:
         code, step = "modal.volume", "uv needs hard links: take another volume, or delete this one"
+    if code == "modal.missing" and "secret" in said.lower():
+        step = "make it first (modal secret create), or look whether the profile's workspace is the right one"
     if "No module named" in said:
         make, code, step = SpecError, "modal.source", "that module did not get into the container"
     if isinstance(error, failed.FunctionTimeoutError):
@@ -239,17 +241,19 @@ def translated(error: Exception, stage: Stage) -> OciBuilderError:
 _Made = type[OciBuilderError]
 _SERVICE: tuple[_Made, str, str] = (TransportError, "modal.service", "try again; nothing on the volume is lost")
 _MEANINGS: Sequence[tuple[tuple[type[Exception], ...], _Made, str, str]] = (
-    ((failed.AuthError, failed.PermissionDeniedError), TransportError, "modal.auth",
+    ((failed.PermissionDeniedError,), TransportError, "modal.auth",
+     "the token is known and may not do that: ask the workspace's owner, or choose another profile by MODAL_PROFILE"),
+    ((failed.AuthError,), TransportError, "modal.auth",
      "modal token new makes a token, MODAL_PROFILE chooses which profile of ~/.modal.toml is used"),
     ((failed.ImageBuildError,), TransportError, "modal.image",
      "the log above says which step; nothing has run yet"),
     ((failed.NotFoundError,), SpecError, "modal.missing",
-     "make it first (modal secret create), or look whether the profile's workspace is the right one"),
+     "look whether the profile's workspace is the right one, then run it again"),
     ((failed.FunctionTimeoutError,), CheckFailed, "stage.timeout",
      "run it again: what is finished is kept on the volume"),
     ((failed.ResourceExhaustedError,), TransportError, "modal.quota",
      "the workspace's budget or quota is used up: raise it in Modal's settings, or wait"),
-    ((failed.VersionError, failed.DeserializationError), SpecError, "modal.version",
+    ((failed.VersionError, failed.DeserializationError, failed.UnimplementedError), SpecError, "modal.version",
      "install a client that is pinned: pip install 'modal>=1.6,<1.7'"),
     ((failed.InvalidError,), SpecError, "modal.invalid", "Modal refuses what the stage asks for"),
     ((failed.RemoteError,), CheckFailed, "modal.remote",
