@@ -273,6 +273,25 @@ def test_a_request_that_is_wrong_is_refused_once(
     assert (caught.value.code, capfd.readouterr().err) == ("request.field", "")
 
 
+@pytest.mark.parametrize(
+    ("words", "status", "code"),
+    [
+        (("--bind", "/etc:relative"), 2, b"request.field"),
+        (("--bind", "/etc:/proc"), 2, b"request.field"),
+        (("--bind", "/etc:/dev"), 2, b"request.field"),
+        (("-w", "relative"), 2, b"request.field"),
+        (("--user", "nobody-here"), 125, b"user.unknown"),
+    ],
+)
+def test_exec_says_once_what_is_wrong(
+    root: Path, tmp_path: Path, words: tuple[str, ...], status: int, code: bytes
+) -> None:
+    start = (sys.executable, "-c", "import sys; from oci_builder.cli import main; sys.exit(main())", "exec")
+    done = subprocess.run([*start, "--cache", tmp_path, *words, root, "--", "true"], capture_output=True)
+    assert (done.returncode, done.stderr.count(b"\n"), done.stdout) == (status, 1, b"")
+    assert done.stderr.startswith(b"error[" + code + b"]: ")
+
+
 def test_three_gates_pass(root: Path, options: ExecOptions) -> None:
     statement = judge(GOOD, root, [shell("a", "true"), shell("b", "echo x")], options)
     assert outcomes(statement) == {ARCHIVE: "pass", ASSEMBLY: "pass", EXEC: "pass", "a": "pass", "b": "pass"}
