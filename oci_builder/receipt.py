@@ -12,7 +12,7 @@ from typing import Any
 
 from oci_builder.model.errors import SpecError, show
 from oci_builder.model.receipts import Receipt, parse_closed
-from oci_builder.release.files import io_error, read_file
+from oci_builder.release.files import io_error, open_file, read_file
 from oci_builder.release.folder import read_trust
 from oci_builder.release.provenance import is_provenance, judge_provenance
 from oci_builder.release.receipts import Answer, Verdict, judge, read_envelope, write_receipt
@@ -37,7 +37,8 @@ def archive_digests(archives: Sequence[Path]) -> dict[str, str]:
     """File name -> sha256 hex of its bytes.
 
     Raises:
-        SpecError: ``receipt.archive``: two files of one name; TransportError: ``io.*``.
+        SpecError: ``receipt.archive``: two files of one name; ``spec.path``: a pipe or device.
+        TransportError: ``io.*``.
     """
     out: dict[str, str] = {}
     for path in archives:
@@ -45,7 +46,7 @@ def archive_digests(archives: Sequence[Path]) -> dict[str, str]:
             raise SpecError("receipt.archive", f"two archives named {show(path.name)}", where=str(path))
         digest = hashlib.sha256()
         try:
-            with path.open("rb") as file:
+            with open_file(path) as file:
                 while data := file.read(_BLOCK):
                     digest.update(data)
         except OSError as error:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
+import stat
 from pathlib import Path
+from typing import BinaryIO
 
-from oci_builder.model.errors import ConflictError, TransportError, disk_code, show
+from oci_builder.model.errors import ConflictError, SpecError, TransportError, disk_code, show
 
 
 def io_error(error: OSError, path: Path | str) -> TransportError:
@@ -14,14 +17,33 @@ def io_error(error: OSError, path: Path | str) -> TransportError:
     return TransportError(disk_code(error), f"{show(str(path))}: {error.strerror or error}", where=str(path))
 
 
+def open_file(path: Path) -> BinaryIO:
+    """Open a file for reading; a pipe or device is refused and not waited for.
+
+    Raises:
+        SpecError: ``spec.path``. OSError: as ``open``, also for a folder.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        mode = os.fstat(fd).st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if not stat.S_ISREG(mode):
+            raise SpecError("spec.path", f"{show(str(path))} is a pipe or device; name a file", where=str(path))
+        return os.fdopen(fd, "rb")
+    except BaseException:
+        os.close(fd)
+        raise
+
+
 def read_file(path: Path, limit: int) -> bytes:
     """At most ``limit`` + 1 bytes of a file: a caller's size check then sees that it is too large.
 
     Raises:
-        TransportError: ``io.*``.
+        SpecError: ``spec.path``: a pipe or device. TransportError: ``io.*``.
     """
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             return file.read(limit + 1)
     except OSError as error:
         raise io_error(error, path) from None

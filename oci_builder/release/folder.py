@@ -21,7 +21,7 @@ from oci_builder.model.jsontext import load_json
 from oci_builder.model.limits import DEFAULT_LIMITS
 from oci_builder.model.receipts import DOCKER, OCI, PORTABLE, parse_time
 from oci_builder.model.spec import Spec
-from oci_builder.release.files import create_exclusively, io_error, read_file, replace_file
+from oci_builder.release.files import create_exclusively, io_error, open_file, read_file, replace_file
 from oci_builder.release.gates import Candidate, Qualification, qualify
 from oci_builder.release.receipts import Answer, judge, recorded_files
 
@@ -330,7 +330,7 @@ def _digest_of(path: Path) -> str:
         return ""
     digest = hashlib.sha256()
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             while data := file.read(1 << 20):
                 digest.update(data)
     except OSError as error:

@@ -11,7 +11,7 @@ from typing import Any
 from oci_builder.model.errors import SpecError, show
 from oci_builder.model.spec import DockerBase, HostBase, LockTier, OciBase, RequirementsTier, RootfsBase, Spec
 from oci_builder.payload.overlay import resolve_commit
-from oci_builder.release.files import io_error
+from oci_builder.release.files import io_error, open_file
 from oci_builder.release.provenance import Material, base_material
 
 _BLOCK = 1 << 20
@@ -89,7 +89,7 @@ def _shipped(folder: Path, files: str) -> Iterator[Material]:
 def _file(path: Path, shown: str, name: str) -> Material:
     digest = hashlib.sha256()
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             while data := file.read(_BLOCK):
                 digest.update(data)
     except FileNotFoundError:

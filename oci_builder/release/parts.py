@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from oci_builder.model.errors import IntegrityError, SpecError, show
-from oci_builder.release.files import io_error
+from oci_builder.release.files import io_error, open_file
 
 # The Hub refuses files above 50 GB (huggingface_hub#2030); a part stays well below.
 MAX_FILE = 50_000_000_000
@@ -79,7 +79,7 @@ def hash_parts(parts: tuple[Part, ...], expected: str = "") -> tuple[str, tuple[
     done = []
     source = parts[0].source
     try:
-        with source.open("rb") as file:
+        with open_file(source) as file:
             for part in parts:
                 done.append(Part(part.name, source, part.offset, part.size, _hash_range(file, part, whole)))
             if file.read(1):

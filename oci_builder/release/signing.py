@@ -22,7 +22,7 @@ from oci_builder.model.errors import ConflictError, FormatError, PolicyError, sh
 from oci_builder.model.gates import TrustedKey, TrustPolicy, key_id
 from oci_builder.model.jsontext import dump_json
 from oci_builder.model.receipts import PAYLOAD_TYPE, Envelope
-from oci_builder.release.files import create_exclusively, io_error
+from oci_builder.release.files import create_exclusively, io_error, open_file
 
 _RAW = serialization.Encoding.Raw
 _MAX_KEY_FILE = 16 << 10
@@ -141,7 +141,8 @@ def load_public(path: Path) -> bytes:
         TransportError: ``io.*``.
     """
     try:
-        data = path.read_bytes()[:_MAX_KEY_FILE]
+        with open_file(path) as file:
+            data = file.read(_MAX_KEY_FILE)
     except OSError as error:
         raise io_error(error, path) from None
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from oci_builder.release.provenance import (
     provenance,
 )
 from oci_builder.release.receipts import Answer, Verdict, judge, make_statement
-from oci_builder.release.signing import SigningKey, load_key, new_key
+from oci_builder.release.signing import SigningKey, load_key, load_public, new_key
 from tests.release.helpers import NOW, SUBJECTS, policy, receipt, trusted
 
 DIGEST = "sha256:" + "1" * 64
@@ -172,6 +173,24 @@ class TestVerb:
         verdict = verify_receipt(path, place / "trust.json", utc_now().replace(year=2026, month=12, day=1), asked)
         assert (verdict.answer, verdict.answer.exit_status) == (Answer.CANNOT_TELL, 1)
         assert (verdict.code, verdict.reasons) == ("receipt.subject", ("it does not name 'other.tar'",))
+
+    @pytest.mark.parametrize("which", ["receipt", "trust", "archive", "source", "public key"])
+    def test_a_pipe_is_refused_and_not_waited_for(self, place: Path, which: str) -> None:
+        """B124: the program would sit there for ever."""
+        pipe, now = place / "pipe", utc_now()
+        os.mkfifo(pipe)
+        with pytest.raises(SpecError) as caught:
+            if which == "receipt":
+                verify_receipt(pipe, place / "trust.json", now)
+            elif which == "trust":
+                verify_receipt(place / "said.json", pipe, now)
+            elif which == "archive":
+                archive_digests([pipe])
+            elif which == "source":
+                sign_receipt(pipe, place / "out", SUBJECTS, place / "key")
+            else:
+                load_public(pipe)
+        assert caught.value.code == "spec.path"
 
     def test_a_provenance_is_verified_by_the_same_verb(self, place: Path) -> None:
         run = BuildRun("run-1", "2026-05-01T10:00:00Z", "2026-05-01T10:05:00Z", {})
