@@ -7,9 +7,13 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from oci_builder.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
 MAIN = "from oci_builder.cli import main; main()"
@@ -23,17 +27,29 @@ def spec(tmp_path: Path) -> Path:
     return tmp_path / "spec.json"
 
 
-def stage(spec: Path, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", MAIN, "stage", *words, "--spec", str(spec)]
-    return subprocess.run(
-        command, cwd=spec.parent, env={**os.environ, "PYTHONPATH": str(ROOT), **env}, stdin=subprocess.DEVNULL,
-        capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+@dataclass(frozen=True)
+class Ended:
+    status: int
+    err: str
 
 
-def refused(done: subprocess.CompletedProcess[str], status: int, code: str) -> None:
-    assert (done.returncode, done.stderr.count(f"error[{code}]")) == (status, 1), done.stderr
-    assert "Traceback" not in done.stderr
+@pytest.fixture
+def stage(spec: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Ended]:
+    """The command in this process: a process for each of these words would take longer than all of them."""
+    monkeypatch.chdir(spec.parent)
+
+    def run(*words: str) -> Ended:
+        monkeypatch.setattr(sys, "argv", ["oci-builder", "stage", *words, "--spec", str(spec)])
+        with pytest.raises(SystemExit) as end:
+            main()
+        return Ended(int(end.value.code or 0), capfd.readouterr().err)
+
+    return run
+
+
+def refused(done: Ended, status: int, code: str) -> None:
+    assert (done.status, done.err.count(f"error[{code}]")) == (status, 1), done.err
+    assert "Traceback" not in done.err
 
 
 @pytest.mark.parametrize(
@@ -49,30 +65,30 @@ def refused(done: subprocess.CompletedProcess[str], status: int, code: str) -> N
     ],
     ids=["checks", "checks-folder", "allow", "root", "trust", "release-file", "key"],
 )
-def test_a_name_of_nothing_is_a_wrong_input(words: tuple[str, ...], spec: Path) -> None:
-    refused(stage(spec, *words), 2, "stage.option")
+def test_a_name_of_nothing_is_a_wrong_input(words: tuple[str, ...], stage: Callable[..., Ended]) -> None:
+    refused(stage(*words), 2, "stage.option")
 
 
-def test_checks_that_are_none_are_told_before_the_stage(spec: Path) -> None:
+def test_checks_that_are_none_are_told_before_the_stage(spec: Path, stage: Callable[..., Ended]) -> None:
     (spec.parent / "checks.json").write_text("[{}]")
-    refused(stage(spec, "container-check", "-o", "checks=checks.json"), 2, "spec.checks")
+    refused(stage("container-check", "-o", "checks=checks.json"), 2, "spec.checks")
 
 
 @pytest.mark.parametrize("kind", ["dangling", "folder"])
-def test_a_budget_that_cannot_be_read_is_not_no_budget(kind: str, spec: Path) -> None:
+def test_a_budget_that_cannot_be_read_is_not_no_budget(kind: str, spec: Path, stage: Callable[..., Ended]) -> None:
     pytest.importorskip("modal", reason="needs the extra 'modal'")
     budget = spec.parent / "budget.toml"
     budget.mkdir() if kind == "folder" else budget.symlink_to("gone")
-    refused(stage(spec, "build", "--on", "modal"), 2, "budget.file")
+    refused(stage("build", "--on", "modal"), 2, "budget.file")
 
 
 @pytest.mark.parametrize(
     "words", [("--scratch", "1"), ("--timeout", "60"), ("--any-gpu",), ("--out", "x"), ("--cache", "x")]
 )
-def test_what_modal_would_ignore_is_refused(words: tuple[str, ...], spec: Path) -> None:
-    done = stage(spec, "build", "--on", "modal", "--yes", *words)
+def test_what_modal_would_ignore_is_refused(words: tuple[str, ...], stage: Callable[..., Ended]) -> None:
+    done = stage("build", "--on", "modal", "--yes", *words)
     refused(done, 2, "stage.option")
-    assert words[0] in done.stderr
+    assert words[0] in done.err
 
 
 @pytest.mark.parametrize("text", ["not = [toml", "flat = 1"])
@@ -80,6 +96,8 @@ def test_damaged_settings_of_the_client_are_no_traceback(text: str, spec: Path) 
     pytest.importorskip("modal", reason="needs the extra 'modal'")
     config = spec.parent / "modal.toml"
     config.write_text(text)
-    done = stage(spec, "build", "--on", "modal", "--yes", MODAL_CONFIG_PATH=str(config))
-    refused(done, 2, "modal.config")
+    command = [sys.executable, "-c", MAIN, "stage", "build", "--on", "modal", "--yes", "--spec", str(spec)]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "MODAL_CONFIG_PATH": str(config)}
+    done = subprocess.run(command, cwd=spec.parent, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    refused(Ended(done.returncode, done.stderr), 2, "modal.config")
     assert "modal.toml" in done.stderr and "modal token new" in done.stderr
