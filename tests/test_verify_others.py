@@ -99,7 +99,7 @@ def test_a_good_image_alone_so_marked_is_no_image(mark: str, tmp_path: Path) -> 
 @pytest.mark.parametrize("mark", MARKS)
 def test_the_docker_view_shows_nothing_that_the_index_only_has_marked(mark: str, tmp_path: Path) -> None:
     good = Lab()
-    hidden = replace(HOSTILE, edit_descriptor=lambda d: d | MARKS[mark]).oci()
+    hidden = Lab(layers=[files(z=b"other")], edit_descriptor=lambda d: d | MARKS[mark]).oci()
     members = good.oci() | hidden | {"manifest.json": good.oci()["manifest.json"]}
     assert "archive.views" in refused(write(tmp_path / "a.tar", members))
 

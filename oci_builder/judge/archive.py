@@ -77,7 +77,7 @@ def _concluded(graph: Graph, judged: Judged) -> Judged:
     """What the two views, each judged, are together."""
     intake = graph.intake
     judged.image = _select(graph, judged.oci or judged.docker)
-    if "index.json" in graph.contents.members:
+    if judged.oci or ("index.json" in graph.contents.members and not intake.findings.failed):
         _compare_views(graph, judged)
     _check_blob_names(graph)
     _check_between_members(graph, judged)
