@@ -2,7 +2,8 @@
 
 Usage: ``python3 -m chroot_exec REQUEST.json [--output RECEIPT.json]`` (``-`` reads standard input), or
 ``python3 -m chroot_exec sweep STATE`` to clean up what dead runs left. Standard library only, Python 3.10 or later,
-Linux. The request and the receipt are described in ``protocol`` and ``receipt``.
+Linux. The request and the receipt are described in ``protocol`` and ``receipt``. ``-m`` imports from the working
+folder: start it, as root above all, where only files of your own are, or with ``-P`` (Python 3.11 or later).
 
 ``fd:N`` in the place of a file is a descriptor that the caller passes, of a memfd say, of which a crash leaves nothing.
 ``--parent PID`` ends the run when its caller ends.
