@@ -86,6 +86,12 @@ def _varied(text: bytes) -> bool:
     return entropy > 3.3 and b"EXAMPLE" not in text.upper()
 
 
+def _mixed(text: bytes) -> bool:
+    """Varied, of small and capital letters and digits: so short a mark also stands before words and hashes."""
+    kinds = (rb"[a-z]", rb"[A-Z]", rb"[0-9]")
+    return _varied(text) and all(re.search(kind, text[3:]) for kind in kinds)
+
+
 def _github(text: bytes) -> bool:
     """Classic GitHub and npm tokens end in the base62 CRC32 of their random part."""
     body, check = text.split(b"_", 1)[1][:-6], text[-6:]
@@ -152,6 +158,9 @@ _RULES = (
     _rule("GitLab token", b"glpat-", rb"glpat-[A-Za-z0-9_-]{20}" + _END),
     _rule("NVIDIA API key", b"nvapi-", rb"nvapi-[A-Za-z0-9_-]{60,}"),
     _rule("PyPI token", b"pypi-AgE", rb"pypi-AgE[A-Za-z0-9_-]{50,}"),
+    _rule("Google API key", b"AIza", rb"AIza[A-Za-z0-9_-]{35}(?![A-Za-z0-9_-])"),
+    _rule("Modal token", b"ak-", rb"ak-[A-Za-z0-9]{22}" + _END, _mixed),
+    _rule("Modal token", b"as-", rb"as-[A-Za-z0-9]{22}" + _END, _mixed),
     _rule("Docker credentials", b'"auth"', rb'"auth"\s{0,8}:\s{0,8}"[A-Za-z0-9+/]{8,4000}={0,2}"', _docker_auth),
 )
 

@@ -48,6 +48,8 @@ TOKENS = {
     "GitLab token": "glpat-" + letters(20),
     "NVIDIA API key": "nvapi-" + letters(64),
     "PyPI token": "pypi-AgE" + letters(80),
+    "Google API key": "AIza" + letters(35),
+    "Modal token": "as-" + letters(19) + "aB3",
     "Docker credentials": '"auth": "' + base64.b64encode(b"robot:" + letters(12).encode()).decode() + '"',
 }
 
@@ -90,6 +92,8 @@ def test_cuts_between_reads_change_nothing(kind: str, cut: int, before: int) -> 
         "prefix_" + TOKENS["Hugging Face token"],
         TOKENS["Hugging Face token"] + "more",
         "sk_hf_xox-gh_AKIA",
+        "known as-" + letters(22, "0123456789abcdef"),
+        "as-" + letters(19) + "aB3d",
     ],
 )
 def test_documentation_about_tokens_is_no_secret(text: str) -> None:
