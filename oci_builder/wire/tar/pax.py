@@ -23,7 +23,7 @@ _REPEATED = frozenset({b"GNU.sparse.offset", b"GNU.sparse.numbytes"})
 
 # Records in one header, those of sparse maps aside: each costs far more time than its few bytes. Writers emit about ten
 # and one for each extended attribute, of which the small file systems of images hold a block's worth.
-_MOST = 256
+_MOST = 1024
 
 
 @dataclass(slots=True)
