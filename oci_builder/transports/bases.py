@@ -72,8 +72,13 @@ def _archive(path: Path, form: str, spec: Spec, store: DirStore, write: WriteOpt
     found = bring_archive(
         path, store, write, limits=limits, platform=spec.platform, emit=emit, pack=form == "manifest.json"
     )
-    if form not in found.documents or (form == "index.json" and not found.digests):
+    if form not in found.documents:
         raise FormatError("archive.missing", f"{path.name}: it has no {form}", where=str(path), expected=form)
+    if form == "index.json" and not found.digests:
+        raise FormatError(
+            "archive.images", f"{path.name}: its index.json holds no image, only its manifest.json does",
+            where=str(path), expected=1, actual=0,
+        )  # fmt: skip
     digest = spec.base.digest if isinstance(spec.base, OciBase) else None
     if digest is not None and digest not in found.digests:
         raise SpecError(
