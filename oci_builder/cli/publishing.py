@@ -87,7 +87,7 @@ def record(
 @click.option("--archives", type=ARCHIVE, default=Path("dist"), show_default=True, help="Folder of the archives.")
 @click.option("--helper", type=ARCHIVE, required=True, help="ensure_runtime.sh as it is shipped.")
 @click.option("--repo", default="", help="Hugging Face dataset, OWNER/NAME; the token is taken from HF_TOKEN.")
-@click.option("--to-registry", "reference", default="", help="NAME:TAG in an OCI registry.")
+@click.option("--to-registry", "reference", default="", help="NAME:TAG in an OCI registry (no :TAG: by digest).")
 @click.option("--endpoint", default="", show_default="the client's", help="Another Hub.")
 @click.option("--plain-http", is_flag=True, help="Speak HTTP to the registry; loopback addresses need no flag.")
 @JUDGED_BY
@@ -157,7 +157,7 @@ def _to_registry(what: Publication, reference: str, plain_http: bool, emit: Any)
 @click.option("--out", type=ARCHIVE, default=None, help="Write image.cdx.json and TIER.cdx.json into it.")
 @click.option("--name", default="", help="What the image is called; default: as its labels say.")
 @click.option("--version", "version", default="", help="Its version; default: as its labels say.")
-@click.option("--epoch", type=int, default=None, help="Time of the documents; default: the image's.")
+@click.option("--epoch", type=click.IntRange(0, 2**33 - 1), default=None, help="Their time; default: the image's.")
 @click.option("--platform", default="linux/amd64", show_default=True, help="Which image of an index.")
 @pass_settings
 def sbom(

@@ -333,6 +333,7 @@ def test_from_the_command_line(place: Path) -> None:
     assert (proof.returncode, proof.stdout.split(":")[0]) == (0, "verified")
     bill = json.loads(cli(place, "sbom", "dist", "--tier", "b").stdout)
     assert bill == document(place, "b.cdx.json")
+    assert cli(place, "sbom", "dist", "--epoch", 10**17).returncode == 2
     send = ("publish", release, "--archives", "dist", *trust, "--key", "k", "--helper")
     for words, status in (
         (("ensure_runtime.sh",), 2), (("ensure_runtime.sh", "--repo", "o/r"), 2), (("none", "--repo", "o/r"), 2),
