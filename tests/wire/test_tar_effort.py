@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pytest
 
 from oci_builder.model.errors import FormatError, PolicyError
@@ -10,6 +14,16 @@ from tests.lab import tarlang as t
 from tests.lab.oracle import bounded
 
 MIB = 1 << 20
+
+
+@contextmanager
+def cheap(mib: int) -> Iterator[None]:
+    """At most 0.8 s of this process's own time for each MiB of tar, and 64 MiB of memory; idle, 0.1 s is enough."""
+    start = time.process_time()
+    with bounded(600):
+        yield
+    took = time.process_time() - start
+    assert took < 0.8 * mib, f"took {took:.1f} s"
 
 
 def read(data: bytes) -> tuple[list[bytes], list[str]]:
@@ -44,7 +58,7 @@ def test_c7_20_maps_of_empty_pieces_are_read_in_time() -> None:
     """C7-20: five maps of 1 MiB, read anew for each of their 2,048 blocks, took ten seconds."""
     count = MIB // 4 - 4
     one = sparse_1_0(lines(count) + b"0\n0\n" * count, b"", 0)
-    with bounded(2):
+    with cheap(5):
         assert read(t.tar(*[one] * 5)) == ([b""] * 5, [])
 
 
@@ -52,13 +66,13 @@ def test_c7_20_maps_of_many_pieces_are_read_in_time() -> None:
     count = 80_000
     pieces = b"".join(lines(2 * n, 1) for n in range(count))
     one = sparse_1_0(lines(count) + pieces, b"x" * count, 2 * count)
-    with bounded(2):
+    with cheap(5):
         assert read(t.tar(*[one] * 5))[0] == [b"x\0" * count] * 5
 
 
 def test_c7_20_a_map_in_a_record_is_read_in_time() -> None:
     one = sparse_0_1(b",".join([b"0"] * (MIB // 2 - 100)), b"", 0)
-    with bounded(2):
+    with cheap(5):
         assert read(t.tar(*[one] * 5)) == ([b""] * 5, [])
 
 
@@ -98,24 +112,24 @@ def test_c7_20_what_fills_the_last_block_of_a_map_is_not_read() -> None:
 def test_more_records_than_any_writer_has_use_for_are_refused() -> None:
     """SECURITY.md: ``record``."""
     bomb = t.pax(b"6 a=b\n" * (MIB // 6)) + t.file(b"f", b"x")
-    with bounded(1), pytest.raises(PolicyError) as error:
+    with cheap(1), pytest.raises(PolicyError) as error:
         read(t.tar(bomb))
     assert error.value.code == "limit.record"
 
 
 @pytest.mark.parametrize("kind", [b"x", b"g"])
 def test_as_many_records_as_are_allowed_are_read_in_time(kind: bytes) -> None:
-    one = t.pax(b"6 a=b\n" * 256, kind=kind) + t.file(b"f", b"x")
-    with bounded(2):
+    one = t.pax(b"6 a=b\n" * 1024, kind=kind) + t.file(b"f", b"x")
+    with cheap(2):
         contents, _ = read(t.tar(*[one] * (2 * MIB // len(one))))
     assert set(contents) == {b"x"}
 
 
 def test_a_key_that_stands_many_times_is_one_warning() -> None:
-    assert read(t.tar(t.pax(b"6 a=b\n" * 200), t.file(b"f", b"x"))) == ([b"x"], ["tar.pax"])
+    assert read(t.tar(t.pax(b"6 a=b\n" * 1000), t.file(b"f", b"x"))) == ([b"x"], ["tar.pax"])
 
 
-def test_a_file_with_two_hundred_attributes_is_read() -> None:
-    records = [t.record(b"SCHILY.xattr.user.%d" % n, b"value") for n in range(200)]
+def test_c8_09_a_file_with_a_thousand_attributes_is_read() -> None:
+    records = [t.record(b"SCHILY.xattr.user.%d" % n, b"value") for n in range(1000)]
     reader = TarReader([t.tar(t.pax(*records), t.file(b"f", b"x"))])
-    assert [len(entry.xattrs) for entry in reader] == [200]
+    assert [len(entry.xattrs) for entry in reader] == [1000]

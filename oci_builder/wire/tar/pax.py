@@ -22,7 +22,7 @@ _MEANINGFUL = frozenset(
 _REPEATED = frozenset({b"GNU.sparse.offset", b"GNU.sparse.numbytes"})
 
 # Records in one header, those of sparse maps aside: each costs far more time than its few bytes. Writers emit about ten
-# and one for each extended attribute, of which the small file systems of images hold a block's worth.
+# and one for each extended attribute; a file with a thousand of those is odd and good (C8-09).
 _MOST = 1024
 
 
