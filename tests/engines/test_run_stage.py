@@ -196,13 +196,19 @@ def test_archives_of_two_builds_get_no_receipt(packed: Lab) -> None:
     assert (code(found), found["exit"], found["receipt"]) == ("layer.diff_id", 3, None)
 
 
+def forget_containers(lab: Lab) -> None:
+    """No receipt of the stage; that of the record stays, without which nobody judges the folder."""
+    for old in lab.receipts():
+        if old.name.startswith("container-"):
+            old.unlink()
+
+
 def test_without_a_key_the_sender_signs(packed: Lab) -> None:
     found = go(packed, "container", key="")
     assert found["receipt_path"] == ""
-    for old in packed.receipts():
-        old.unlink()
+    forget_containers(packed)
     path = sign_result(found, packed.key, packed.release / "receipts")
-    assert packed.receipts() == [path]
+    assert [p for p in packed.receipts() if p.name.startswith("container-")] == [path]
     assert update(packed)["gates"][0]["state"] == "met"
     with pytest.raises(ConflictError):
         sign_result(found, packed.key, packed.release / "receipts")
@@ -212,8 +218,7 @@ def test_without_a_key_the_sender_signs(packed: Lab) -> None:
 def test_the_stand_in_counts_for_no_gate(
     packed: Lab, monkeypatch: pytest.MonkeyPatch, env: str, engine: str, said: str
 ) -> None:
-    for old in packed.receipts():
-        old.unlink()
+    forget_containers(packed)
     monkeypatch.setenv("FAKEPLANE_ROOTFS", env)
     found = go(packed, "container", engine)
     assert (found["engine"], found["receipt"]["predicate"]["engine"]) == (said, said)
