@@ -63,9 +63,17 @@ def processes_with(word: str) -> list[str]:
     return found
 
 
-def mount_points() -> str:
-    """This process's mounts."""
-    return Path("/proc/self/mountinfo").read_text()
+def mount_points(*own: Path) -> list[str]:
+    """This process's mounts, without what other tests have mounted in their temporary folders at the same time.
+
+    Args:
+        own: folders whose mounts count although they are temporary.
+    """
+    temporary = tuple({"/tmp/", "/var/tmp/", "/dev/shm/", f"{tempfile.gettempdir()}/"})
+    mine = tuple(f"{place}/" for place in own)
+    lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    places = [(f"{line.split()[4]}/", line) for line in lines]
+    return [line for place, line in places if place.startswith(mine) or not place.startswith(temporary)]
 
 
 class SandboxCase(unittest.TestCase):

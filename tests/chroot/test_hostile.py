@@ -27,12 +27,12 @@ class Victim(SandboxCase):
         self.victim = self.place / "victim"
         self.victim.mkdir()
         (self.victim / "secret").write_text(SECRET)
-        self.before = mount_points()
+        self.before = mount_points(self.place)
 
     def tearDown(self) -> None:
         self.assertEqual([p.name for p in self.victim.iterdir()], ["secret"])
         self.assertEqual((self.victim / "secret").read_text(), SECRET)
-        self.assertEqual(mount_points(), self.before)
+        self.assertEqual(mount_points(self.place), self.before)
         shutil.rmtree(self.place)
 
     def become_link(self, path: str, target: str) -> None:

@@ -17,6 +17,7 @@ import pytest
 from oci_builder.build import BuildOptions, build
 from oci_builder.model.errors import OciBuilderError
 from tests.chroot.distribution import debian
+from tests.chroot.lab import mount_points
 from tests.chroot.ordinary import ROOT, UID, Caller
 
 PYTHON = "/opt/quickstart/envs/vllm/bin/python"
@@ -156,11 +157,16 @@ def test_exec_of_a_missing_program_names_it(caller: Caller, quickstart: Path) ->
 
 def test_nothing_stays(caller: Caller, quickstart: Path) -> None:
     """No mount, and no record of a run; only the staged tree and what was asked for."""
-    before = Path("/proc/self/mountinfo").read_text()
-    uid = UID if caller.ordinary else os.geteuid()
-    assert caller("exec", quickstart / "runtime.oci.tar", "--", "/bin/sh", "-c", "echo x > /x").returncode == 0
-    assert Path("/proc/self/mountinfo").read_text() == before
-    assert not list(Path(f"/tmp/chroot-exec-{uid}").glob("run-*"))
+    state = caller.home / "state"
+    state.mkdir()
+    if caller.ordinary:
+        os.chown(state, UID, UID)
+    before = mount_points(state, caller.cache)
+    words = ("exec", quickstart / "runtime.oci.tar", "--", "/bin/sh", "-c", "echo x > /x")
+    assert caller(*words, TMPDIR=str(state)).returncode == 0
+    assert mount_points(state, caller.cache) == before
+    assert [p.name for p in state.iterdir()] == [f"chroot-exec-{UID if caller.ordinary else os.geteuid()}"]
+    assert not list(state.glob("*/run-*"))
     assert not list(caller.cache.glob("staged/*/rootfs/x"))
 
 

@@ -71,9 +71,9 @@ class Properties:
         self.assertEqual(sorted(p.relative_to(self.root) for p in self.root.rglob("*")), before)
 
     def test_nothing_stays_mounted(self) -> None:
-        before = mount_points()
+        before = mount_points(self.state)
         self.out("true")
-        self.assertEqual(mount_points(), before)
+        self.assertEqual(mount_points(self.state), before)
         self.assertEqual([p.name for p in self.state.iterdir()], ["receipt.json"])
 
     def test_names_and_resolver(self) -> None:

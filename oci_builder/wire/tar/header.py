@@ -16,6 +16,8 @@ from oci_builder.wire.tar.names import Where
 BLOCK = 512
 ZERO_BLOCK = bytes(BLOCK)
 END_OF_ARCHIVE = bytes(2 * BLOCK)
+# How files of other programs begin that are taken for tars. Named only when a header is none: names may begin so too.
+_OTHERS = {b"\xfd7zXZ\0": "xz", b"BZh": "bzip2", b"\x04\x22\x4d\x18": "lz4", b"PK\x03\x04": "zip", b"7z\xbc\xaf": "7z"}
 
 
 @dataclass(slots=True)
@@ -119,9 +121,13 @@ def _check(block: bytes, where: Where) -> None:
     # Old Sun and some embedded writers summed signed bytes.
     signed = actual - 256 * sum(1 for byte in block[:148] + block[156:] if byte > 127)
     if stored is None or stored != signed:
+        other = next((name for magic, name in _OTHERS.items() if block.startswith(magic)), None)
+        why = "the archive is damaged here, or this is no tar"
+        if other:
+            why = f"these are {other} data: decompress them first"
         raise FormatError(
-            "tar.checksum", f"{where}: the header's checksum is wrong: the archive is damaged here, or this is no tar",
-            where=where, expected=actual, actual=stored,
+            "tar.checksum", f"{where}: the header's checksum is wrong: {why}", where=where,
+            expected=actual, actual=stored,
         )  # fmt: skip
 
 
