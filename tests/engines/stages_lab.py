@@ -71,10 +71,10 @@ class Lab:
 
     def stage(self, name: str, *more: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
         """``oci-builder stage NAME`` as a user types it."""
+        here = () if "modal" in more else ("--out", "dist", "--cache", "cache")  # there they are the volume's
         command = [
             sys.executable, "-c", "from oci_builder.cli import main; main()", "stage", name, "--spec", "spec.json",
-            "--out", "dist", "--cache", "cache", "--release", "releases/v1-r1", "--trust", "trust.json", "--key", "key",
-            *more,
+            *here, "--release", "releases/v1-r1", "--trust", "trust.json", "--key", "key", *more,
         ]  # fmt: skip
         environment = {**os.environ, "PYTHONPATH": str(ROOT), **(env or {})}
         return subprocess.run(command, cwd=self.root, capture_output=True, text=True, timeout=180, env=environment)
