@@ -140,7 +140,7 @@ def test_the_time_limit_ends_a_stage_and_leaves_nothing_half(tmp_path: Path) -> 
     assert lab.stage("package").returncode == 0
 
 
-@pytest.mark.parametrize(("name", "code"), [("none", "error[spec.path]"), ("open", "error[key.mode]"), ("spec.json", "error[key.")])
+@pytest.mark.parametrize(("name", "code"), [("none", "error[stage.option]"), ("open", "error[key.mode]"), ("spec.json", "error[key.")])
 def test_a_key_that_cannot_sign_is_found_out_first(tmp_path: Path, name: str, code: str) -> None:
     lab = make_lab(tmp_path, base={"scratch": True})
     (tmp_path / "open").write_bytes(lab.key.read_bytes())
