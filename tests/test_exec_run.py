@@ -415,3 +415,13 @@ def test_output_digests_are_in_the_receipt(root: Path, options: ExecOptions) -> 
     check = statement.predicate.check("a")
     assert check
     assert check.details["stdout"]["sha256"] == hashlib.sha256(b"x\n").hexdigest()
+
+
+def test_a_receipt_holds_no_token_that_a_check_was_given_or_says(root: Path, options: ExecOptions) -> None:
+    """Issue of tokens in receipts: in a check's words, in its result, and in what it says when it fails."""
+    token = "hf_" + "A1b2C3d4E5" * 3
+    told = json.dumps({"outcome": "fail", "reason": f"no answer for {token}", "details": {"asked": [token]}})
+    checks = [shell("one", f"echo '{told}' # {token}", result="json")]
+    text = judge(GOOD, root, checks, options).model_dump_json()
+    assert token not in text
+    assert "no answer for ***" in text

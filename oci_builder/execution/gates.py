@@ -24,6 +24,7 @@ from oci_builder.execution.staging import Staged
 from oci_builder.model.errors import OciBuilderError
 from oci_builder.model.receipts import DOCKER, OCI, PORTABLE, Gpu, Host, Receipt, Statement, Subject, parse_statement
 from oci_builder.model.receipts import Check as Result
+from oci_builder.model.redact import redact, redact_value
 from oci_builder.model.report import Finding, Report
 from oci_builder.release.host import new_attempt, stamp, this_host, tool_versions
 
@@ -171,7 +172,8 @@ def _result(check: Mapping[str, Any]) -> Result:
             details[stream] = {k: check[stream][k] for k in ("bytes", "sha256", "truncated")}
     reason = f"[{check['code']}] {check['message']}" if check["outcome"] != "pass" else ""
     return Result(
-        name=check["name"], outcome=check["outcome"], reason=reason[:_REASON], seconds=check["seconds"], details=details
+        name=check["name"], outcome=check["outcome"], reason=redact(reason)[:_REASON], seconds=check["seconds"],
+        details=redact_value(details),
     )
 
 
