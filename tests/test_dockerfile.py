@@ -156,11 +156,14 @@ def facts(root: Path) -> dict[str, tuple[Any, ...]]:
 def both(runnable: Built, buildah: Buildah, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """Facts of our image's tree and of buildah's, and buildah's config, from one portable archive and one base."""
     place = tmp_path_factory.mktemp("dockerfile")
-    for name in ("context", "base", "ours"):
-        (place / name).mkdir()
-    base_layout(runnable, place / "base")
+    # buildah calls what it pulls by its path, and capitals in a temporary folder's name are no name of an image.
+    base = Path(f"/tmp/ob-base-{os.getpid()}")
+    for folder in (place / "context", place / "ours", base):
+        folder.mkdir()
+    base_layout(runnable, base)
     shutil.copy(runnable.portable, place / "context/runtime.tar.gz")
-    buildah("pull", f"oci:{place}/base:")
+    buildah("pull", f"oci:{base}:")
+    shutil.rmtree(base)
     image = buildah("build", "--isolation", "chroot", "--build-arg", f"BASE={buildah('images', '-q')}", "--tag", "made",
                     "--file", DOCKERFILE, place / "context")  # fmt: skip
     container = buildah("from", "--pull-never", image or "made")
