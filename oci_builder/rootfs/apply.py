@@ -15,13 +15,13 @@ from typing import TypeVar
 
 from oci_builder.model.errors import PolicyError, disk_error, show
 from oci_builder.model.limits import DEFAULT_LIMITS, Limits
+from oci_builder.rootfs.apply_common import link_late
 from oci_builder.rootfs.apply_dress import Dresser, Who
 from oci_builder.rootfs.apply_folders import Folder, Folders
 from oci_builder.rootfs.apply_nodes import make_node
 from oci_builder.rootfs.apply_notes import Notes
 from oci_builder.rootfs.apply_remove import Spare, remove_entry
 from oci_builder.rootfs.resolve import OPEN_FOLDER
-from oci_builder.rootfs.tree_model import ROUNDS
 from oci_builder.rootfs.whiteout import OPAQUE, hidden_by
 from oci_builder.wire.tar import Kind, NameLedger, TarEntry, TarReader
 
@@ -234,16 +234,9 @@ class RootTree:
         return True
 
     def _late_links(self) -> None:
-        """Links that stood before their target; backwards, as each may wait for the next."""
-        waiting = self._layer.late
-        for _ in range(ROUNDS):
-            left = [entry for entry in reversed(waiting) if not self._link(entry)]
-            if not left:
-                return
-            if len(left) == len(waiting):
-                break
-            waiting = left[::-1]
-        raise self._refuse("entry.link_target", waiting[0], f"a hard link to {show(waiting[0].link)}, which is nowhere")
+        left = link_late(self._layer.late, self._link)
+        if left is not None:
+            raise self._refuse("entry.link_target", left, f"a hard link to {show(left.link)}, which is nowhere")
 
     # -- whiteouts -------------------------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from oci_builder.model.errors import PolicyError, show
 from oci_builder.model.limits import Limits
+from oci_builder.rootfs.apply_common import if_there
 from oci_builder.rootfs.apply_remove import remove_entry
 from oci_builder.rootfs.resolve import OPEN_FOLDER, FolderOpener
 from oci_builder.wire.tar import Kind, TarEntry
@@ -84,14 +85,7 @@ class Folders:
         Raises:
             PolicyError: ``path.loop``.
         """
-        try:
-            return self.get(path, create=False)
-        except FileNotFoundError:
-            return None
-        except PolicyError as error:
-            if error.code != "path.parent":
-                raise
-            return None
+        return if_there(lambda: self.get(path, create=False))
 
     def make(self, parent: Folder, name: bytes) -> None:
         """Make a folder, not described by any entry yet.

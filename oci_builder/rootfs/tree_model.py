@@ -11,12 +11,10 @@ from collections.abc import Iterable
 
 from oci_builder.model.errors import PolicyError, show
 from oci_builder.model.limits import DEFAULT_LIMITS, Limits
+from oci_builder.rootfs.apply_common import if_there, link_late
 from oci_builder.rootfs.tree_nodes import File, Folder, Link, Walk, above_and_name
 from oci_builder.rootfs.whiteout import OPAQUE, hidden_by
 from oci_builder.wire.tar import Kind, TarEntry
-
-# How often hard links that stand before their target are tried again; each may wait for the next.
-ROUNDS = 8
 
 
 class TreeModel:
@@ -60,14 +58,7 @@ class TreeModel:
         return Walk(self.root, self._limits, self._layer if create else None).to(path)
 
     def _existing(self, path: bytes) -> Folder | None:
-        try:
-            return self._walk(path, create=False)
-        except FileNotFoundError:
-            return None
-        except PolicyError as error:
-            if error.code != "path.parent":
-                raise
-            return None
+        return if_there(lambda: self._walk(path, create=False))
 
     def _place(self, entry: TarEntry, node: File | Link) -> None:
         above, name = above_and_name(entry.name)
@@ -124,15 +115,9 @@ class TreeModel:
         return True
 
     def _late_links(self) -> None:
-        waiting = self._late
-        for _ in range(ROUNDS):
-            left = [entry for entry in reversed(waiting) if not self._link(entry)]
-            if not left:
-                return
-            if len(left) == len(waiting):
-                break
-            waiting = left[::-1]
-        raise self._refuse("entry.link_target", waiting[0], f"a hard link to {show(waiting[0].link)}, which is nowhere")
+        left = link_late(self._late, self._link)
+        if left is not None:
+            raise self._refuse("entry.link_target", left, f"a hard link to {show(left.link)}, which is nowhere")
 
     # -- whiteouts -------------------------------------------------------------------------------------------------
 

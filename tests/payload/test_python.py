@@ -20,6 +20,7 @@ from oci_builder.payload.python import describe, original_names, settle_copy, st
 from oci_builder.payload.python_libraries import carry_libraries
 from oci_builder.payload.relocate import apply_relocation, plan_relocation, prefixes_of, read_facts, set_search_path
 from oci_builder.payload.uv import Interpreter
+from tests.lab.trees import listing
 
 BASE = Path(getattr(sys, "_base_executable", sys.executable)).resolve()
 VERSION = f"python{sys.version_info.major}.{sys.version_info.minor}"
@@ -161,16 +162,6 @@ def test_a_library_that_nobody_has_is_said(tmp_path: Path) -> None:
     said: list[Event] = []
     assert carry_libraries(tmp_path / "copy", said.append) == {}
     assert [("_m.so" in e.message, "libgone.so.1" in e.message) for e in said] == [(True, True)]
-
-
-def listing(root: Path) -> dict[str, object]:
-    out: dict[str, object] = {}
-    for place in [root, *sorted(root.rglob("*"))]:
-        found = place.lstat()
-        content = os.readlink(place) if place.is_symlink() else b"" if place.is_dir() else place.read_bytes()
-        mode = 0 if place.is_symlink() else stat.S_IMODE(found.st_mode)
-        out[str(place.relative_to(root))] = (mode, found.st_mtime_ns, content)
-    return out
 
 
 def test_the_same_copy_anywhere_under_any_umask(copy: Path, tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import shutil
-import stat
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import pytest
 from oci_builder.model.errors import SpecError, TransportError
 from oci_builder.payload.checkout import check_commit
 from oci_builder.payload.overlay import RECORD, apply_overlay, export_source, overlay_identity, resolve_commit
+from tests.lab.trees import listing
 
 SCRIPT = Path(__file__).parents[2] / "layers/files/source_overlay/apply.py"
 # A checkout of upstream that has the overlay's commit; CI without one tests projects of its own only.
@@ -71,16 +71,6 @@ def overlay_for(project: Path, commit: str, place: Path) -> Path:
     about: dict[str, Any] = {"name": "test", "commit": commit, "files": [target], "new": new}
     (place / "overlay.json").write_text(json.dumps(about))
     return place
-
-
-def listing(root: Path) -> dict[str, object]:
-    out: dict[str, object] = {}
-    for place in [root, *sorted(root.rglob("*"))]:
-        found = place.lstat()
-        content = os.readlink(place) if place.is_symlink() else b"" if place.is_dir() else place.read_bytes()
-        mode = 0 if place.is_symlink() else stat.S_IMODE(found.st_mode)
-        out[str(place.relative_to(root))] = (mode, found.st_mtime_ns, content)
-    return out
 
 
 def test_the_commit_is_exported_whatever_is_checked_out(project: Path, tmp_path: Path) -> None:
