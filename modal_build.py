@@ -7,10 +7,11 @@ OPTIONS are those of ``oci-builder stage``; docs/modal.md says what runs where a
 
 from oci_builder.cli.scripts import run_script, script_app
 
-app = script_app("oci-builder-build")
+STAGES = ("build", "package", "container", "container-check", "qualification", "publish")
+app = script_app(__file__, "oci-builder-build", *STAGES)
 
 
 @app.local_entrypoint()
 def main(*words: str) -> None:
     """The stage that the words choose."""
-    run_script(words, "build", "package", "container", "container-check", "qualification", "publish")
+    run_script(__file__, words, *STAGES)

@@ -7,10 +7,11 @@ OPTIONS are those of ``oci-builder stage``; docs/modal.md says what runs where a
 
 from oci_builder.cli.scripts import run_script, script_app
 
-app = script_app("oci-builder-qualify")
+STAGES = ("single", "nccl8", "nccl8-u24")
+app = script_app(__file__, "oci-builder-qualify", *STAGES)
 
 
 @app.local_entrypoint()
 def main(*words: str) -> None:
     """The stage that the words choose."""
-    run_script(words, "single", "nccl8", "nccl8-u24")
+    run_script(__file__, words, *STAGES)

@@ -7,10 +7,11 @@ OPTIONS are those of ``oci-builder stage``; docs/modal.md says what runs where a
 
 from oci_builder.cli.scripts import run_script, script_app
 
-app = script_app("oci-builder-repack")
+STAGES = ("repack",)
+app = script_app(__file__, "oci-builder-repack", *STAGES)
 
 
 @app.local_entrypoint()
 def main(*words: str) -> None:
     """The stage that the words choose."""
-    run_script(words, "repack")
+    run_script(__file__, words, *STAGES)

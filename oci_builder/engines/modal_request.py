@@ -1,9 +1,9 @@
-"""The sender's half of a call to Modal that knows nothing of Modal: the request, and the words of the scripts."""
+"""The sender's half of a call to Modal that knows nothing of Modal's terms: the request and its result."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -116,26 +116,3 @@ def _write_helper(spec: Spec, request: Request, target: Path) -> None:
     if not source.is_file():
         raise SpecError("stage.checks", "the spec ships no ensure_runtime.sh, which the host's image needs")
     target.write_bytes(source.read_bytes())
-
-
-def chosen(words: Sequence[str], stages: Sequence[str]) -> list[str]:
-    """Words of the stage command: the stage first.
-
-    Raises:
-        SpecError: ``stage.name``, ``stage.option`` (``--on``).
-    """
-    rest = list(words)
-    if any(word == "--on" or word.startswith("--on=") for word in rest):
-        raise SpecError("stage.option", "this script runs on Modal; elsewhere it is oci-builder stage NAME --on local")
-    found = stages[0] if len(stages) == 1 else ""
-    for index, word in enumerate(rest):
-        if word == "--stage" and index + 1 < len(rest):
-            found = rest[index + 1]
-            del rest[index : index + 2]
-            break
-        if word.startswith("--stage="):
-            found = rest.pop(index).partition("=")[2]
-            break
-    if found not in stages:
-        raise SpecError("stage.name", f"--stage is one of {', '.join(stages)}, not {show(found)}")
-    return [found, *rest]

@@ -14,10 +14,10 @@ import pytest
 
 from oci_builder.engines import modal_container, modal_project
 from oci_builder.engines.modal_project import arrived, pack, take_folder, unpack
-from oci_builder.engines.modal_request import chosen, localized
+from oci_builder.engines.modal_request import localized
 from oci_builder.engines.stages import STAGES, Request
 from oci_builder.engines.stages_options import FILES
-from oci_builder.model.errors import OciBuilderError, PolicyError, SpecError, TransportError
+from oci_builder.model.errors import PolicyError, SpecError, TransportError
 from oci_builder.model.events import Event
 from oci_builder.model.receipts import Host
 
@@ -354,33 +354,3 @@ def test_log_lines_are_lines(capsys: pytest.CaptureFixture[str]) -> None:
     ):  # fmt: skip
         emit(event)
     assert capsys.readouterr().err == "… layer base\n✓ layer base\nx a\\x1b[31mb\\nc\n"
-
-
-@pytest.mark.parametrize(
-    ("words", "found"),
-    [
-        (["--stage", "package", "--yes"], ["package", "--yes"]),
-        (["--yes", "--stage=build"], ["build", "--yes"]),
-        (["--out", "x", "--stage", "build"], ["build", "--out", "x"]),
-    ],
-)
-def test_words_of_a_script(words: list[str], found: list[str]) -> None:
-    assert chosen(words, ("build", "package")) == found
-
-
-@pytest.mark.parametrize("words", [[], ["--stage"], ["--stage", "nccl8"], ["--stage="], ["build"]])
-def test_a_script_runs_its_own_stages_only(words: list[str]) -> None:
-    with pytest.raises(OciBuilderError) as error:
-        chosen(words, ("build", "package"))
-    assert error.value.code == "stage.name"
-
-
-@pytest.mark.parametrize("words", [["--on", "local", "--stage", "build"], ["--stage", "build", "--on=local"]])
-def test_a_script_runs_on_modal_only(words: list[str]) -> None:
-    with pytest.raises(SpecError) as error:
-        chosen(words, ("build", "package"))
-    assert error.value.code == "stage.option"
-
-
-def test_a_script_of_one_stage_needs_no_name() -> None:
-    assert chosen(["--yes"], ("repack",)) == ["repack", "--yes"]
