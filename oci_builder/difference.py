@@ -59,15 +59,19 @@ class Difference:
 
 
 def diff_archives(
-    old: Path, new: Path, *, platform: str = "linux/amd64", emit: Emit = silent, limits: Limits = DEFAULT_LIMITS
-) -> Difference:
+    old: Path, new: Path, *, platform: str = "linux/amd64", images: tuple[str, str] = ("", ""), emit: Emit = silent,
+    limits: Limits = DEFAULT_LIMITS,
+) -> Difference:  # fmt: skip
     """Compare two archives or layouts by content; how the layers are cut does not matter for files and packages.
+
+    Args:
+        images: name or digest of the ones that are meant, where there are several.
 
     Raises:
         OciBuilderError: as ``read_contents``.
     """
-    before = read_contents(old, platform=platform, limits=limits, emit=emit, hashes=True)
-    after = read_contents(new, platform=platform, limits=limits, emit=emit, hashes=True)
+    before = read_contents(old, platform=platform, image=images[0], limits=limits, emit=emit, hashes=True)
+    after = read_contents(new, platform=platform, image=images[1], limits=limits, emit=emit, hashes=True)
     a, b = before.tree(), after.tree()
     files = {
         "removed": [show(p) for p in sorted(a.keys() - b.keys())],

@@ -54,14 +54,14 @@ class Inspection:
 
 
 def inspect_archive(
-    path: Path, *, platform: str = "linux/amd64", emit: Emit = silent, limits: Limits = DEFAULT_LIMITS
+    path: Path, *, platform: str = "linux/amd64", image: str = "", emit: Emit = silent, limits: Limits = DEFAULT_LIMITS
 ) -> Inspection:
     """Read an archive or layout once and add up.
 
     Raises:
         OciBuilderError: as ``read_contents``.
     """
-    contents = read_contents(path, platform=platform, limits=limits, emit=emit)
+    contents = read_contents(path, platform=platform, image=image, limits=limits, emit=emit)
     tiers: dict[str, dict[str, int]] = {}
     layers: list[dict[str, Any]] = []
     for layer in contents.layers:

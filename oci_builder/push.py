@@ -22,7 +22,8 @@ class PushOptions:
     """How to push.
 
     Attributes:
-        platform: which image of an archive that holds several.
+        platform: which image of an index.
+        image: name or digest of the one that is meant, where there are several.
         plain_http: speak HTTP to a registry that is not on loopback.
         parallel: blobs at a time.
     """
@@ -31,6 +32,7 @@ class PushOptions:
     plain_http: bool = False
     limits: Limits = DEFAULT_LIMITS
     parallel: int = 3
+    image: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,7 @@ def push(archive: Path, reference: str, options: PushOptions | None = None, emit
     options = options or PushOptions()
     target = parse_reference(reference)
     http = RegistryOptions(plain_http=options.plain_http, limits=options.limits, parallel=options.parallel)
-    with PushSource(archive, options.platform, options.limits) as source:
+    with PushSource(archive, options.platform, options.limits, options.image) as source:
         descriptor = source.resolved.descriptor
         if target.digest not in (None, descriptor.id):
             raise SpecError(

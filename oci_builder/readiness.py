@@ -31,6 +31,7 @@ class ReadinessOptions:
         driver: branch of the oldest driver.
         allow: a rule file of the project's own, in the form of ``payload/readiness/allow.toml``.
         platform: which image of a multi-platform index.
+        image: name or digest of the one that is meant, where there are several.
         threads: for decompression and reading; 0 for one a CPU.
         limits: bounds on an untrusted archive.
     """
@@ -40,6 +41,7 @@ class ReadinessOptions:
     driver: int = 580
     allow: Path | None = None
     platform: str = "linux/amd64"
+    image: str = ""
     threads: int = 0
     limits: Limits = DEFAULT_LIMITS
 
@@ -59,7 +61,7 @@ def readiness(subject: Path, options: ReadinessOptions = ReadinessOptions(), *, 
         Target.parse(options.target, options.driver), Glibc.parse(options.glibc), Rules.load(options.allow)
     )
     threads = options.threads or len(os.sched_getaffinity(0))
-    reading = Reading(options.limits, threads, options.platform, emit)
+    reading = Reading(options.limits, threads, options.platform, emit, options.image)
     return judge(_tree(subject, reading), str(subject), contract)
 
 

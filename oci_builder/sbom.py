@@ -22,6 +22,7 @@ class BillOptions:
         name, version: of the image; empty: from its labels.
         epoch: time of the documents, seconds since 1970; None: the image's.
         platform: which image of an index.
+        image: name or digest of the one that is meant, where there are several.
     """
 
     name: str = ""
@@ -30,6 +31,7 @@ class BillOptions:
     platform: str = "linux/amd64"
     limits: Limits = DEFAULT_LIMITS
     threads: int = 2
+    image: str = ""
 
 
 def make_bills(subject: Path, options: BillOptions | None = None, emit: Emit = silent) -> dict[str, bytes]:
@@ -44,7 +46,7 @@ def make_bills(subject: Path, options: BillOptions | None = None, emit: Emit = s
     """
     options = options or BillOptions()
     source = _archive_of(subject)
-    contents = read_packages(source, Walk(options.platform, options.limits, options.threads, emit))
+    contents = read_packages(source, Walk(options.platform, options.limits, options.threads, emit, image=options.image))
     said = naming(contents, subject.resolve().name)
     epoch = said.epoch if options.epoch is None else options.epoch
     return bills(contents, Naming(options.name or said.name, options.version or said.version, epoch))

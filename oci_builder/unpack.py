@@ -31,6 +31,7 @@ class UnpackOptions:
     Attributes:
         platform: which image of an index.
         threads: decompressing threads; 1 does everything in the caller's thread.
+        image: name or digest of the one that is meant, where there are several.
         strict: hold the layers to our own rules (no devices, no fifos, no names twice, links after their targets).
     """
 
@@ -38,6 +39,7 @@ class UnpackOptions:
     limits: Limits = DEFAULT_LIMITS
     threads: int = 2
     strict: bool = False
+    image: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,7 @@ def unpack_image(
     with Destination(folder) as place:
         how = OpenOptions(
             options.platform, options.limits, options.threads, Path(f"/proc/self/fd/{place.fd}"),
-            lambda size: emit(Event("advance", task, size)),
+            lambda size: emit(Event("advance", task, size)), options.image,
         )  # fmt: skip
         tree = RootTree(place.fd, ApplyOptions(archive.name, options.limits, options.strict))
         try:

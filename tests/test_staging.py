@@ -175,7 +175,7 @@ def test_no_such_archive(tmp_path: Path, unpack: Unpacker) -> None:
 
 def test_another_platform_is_another_tree(archive: Path, tmp_path: Path, unpack: Unpacker) -> None:
     first = staged(archive, tmp_path, unpack)
-    assert staged(archive, tmp_path, unpack, platform="linux/arm64").root != first.root
+    assert staged(archive, tmp_path, unpack, which=("linux/arm64",)).root != first.root
 
 
 def test_a_torn_record_is_not_believed(archive: Path, tmp_path: Path, unpack: Unpacker) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar, cast
 
 import click
+from click.core import ParameterSource
 
 from oci_builder.model.errors import OciBuilderError, SpecError, disk_error
 from oci_builder.model.events import Emit
@@ -99,7 +100,18 @@ PLATFORM = click.option(
     "--platform", default="linux/amd64", show_default=True, help="Which image of an index.",
     callback=lambda _context, _option, text: check_platform_name(text),
 )  # fmt: skip
+IMAGE = click.option(
+    "--image", default="", metavar="NAME|DIGEST", callback=lambda _context, option, text: _image(option, text),
+    help="Which image of an archive that holds several.",
+)  # fmt: skip
 pass_settings = click.make_pass_decorator(Settings, ensure=True)
+
+
+def _image(option: click.Parameter, text: str) -> str:
+    """An empty one, as an unset variable of a script gives, is not the same as none."""
+    if not text and click.get_current_context().get_parameter_source(option.name or "") is not ParameterSource.DEFAULT:
+        raise click.BadParameter("an empty name", param=option)
+    return text
 
 
 def default_cache() -> Path:

@@ -12,6 +12,7 @@ import click
 
 from oci_builder.cli.common import (
     ARCHIVE,
+    IMAGE,
     PLATFORM,
     Settings,
     cache_option,
@@ -24,7 +25,7 @@ from oci_builder.cli.common import (
 )
 from oci_builder.cli.gpus import GPU, GpuCommand
 from oci_builder.cli.publishing import ALLOW, with_secrets
-from oci_builder.cli.running import exec_command, execute_checks, readiness_command, show_report, with_readiness
+from oci_builder.cli.running import Which, exec_command, execute_checks, readiness_command, show_report, with_readiness
 from oci_builder.model.errors import OciBuilderError
 from oci_builder.model.report import Finding
 
@@ -81,6 +82,7 @@ def build(
 @click.option("--profile", type=click.Choice(["foreign", "strict"]), default="foreign", show_default=True,
               help="strict holds archives to the rules of our own output.")  # fmt: skip
 @PLATFORM
+@IMAGE
 @JOBS
 @click.option("--exec", "execute", is_flag=True, help="Then unpack the image and run its checks in a sandbox.")
 @click.option("--checks", type=ARCHIVE, default=None, help="Checks to run (JSON); default: the image's own.")
@@ -93,9 +95,9 @@ def build(
 @click.option("--json", "json_file", default=None, metavar="FILE", help="The report as JSON.")
 @pass_settings
 def verify(
-    settings: Settings, archives: tuple[Path, ...], spec_path: Path | None, profile: str, platform: str, jobs: int,
-    execute: bool, checks: Path | None, gpu: str | None, target: str | None, receipt: Path | None, secrets: bool,
-    allow: Path | None, cache: Path, json_file: str | None,
+    settings: Settings, archives: tuple[Path, ...], spec_path: Path | None, profile: str, platform: str, image: str,
+    jobs: int, execute: bool, checks: Path | None, gpu: str | None, target: str | None, receipt: Path | None,
+    secrets: bool, allow: Path | None, cache: Path, json_file: str | None,
 ) -> None:  # fmt: skip
     """Verify one or two image archives, ours or anybody's; two must be the same image."""
     from oci_builder.readiness import ReadinessOptions
@@ -108,19 +110,23 @@ def verify(
         raise click.UsageError(f"{asked[0]} goes with --exec: without it no check runs")
     spec, limits = spec_and_limits(spec_path)
     with settings.emitting() as emit:
-        options = VerifyOptions(profile=profile, platform=platform, limits=limits, threads=jobs, emit=emit)
+        options = VerifyOptions(
+            profile=profile, platform=platform, image=image, limits=limits, threads=jobs, emit=emit
+        )
         report = verify_archives(archives, options, spec)
         if target is not None and report.ok:
-            report = with_readiness(report, archives[0], ReadinessOptions(target=target, platform=platform), emit)
+            wanted = ReadinessOptions(target=target, platform=platform, image=image)
+            report = with_readiness(report, archives[0], wanted, emit)
         if secrets and report.ok:
-            report = with_secrets(report, archives, allow, Walk(platform, limits, jobs, emit))
+            report = with_secrets(report, archives, allow, Walk(platform, limits, jobs, emit, image=image))
     quiet = json_file == "-"
     if not quiet:
         show_report(report)
     if execute:
         prefix = spec.prefix if spec is not None else ""
         try:
-            report = execute_checks(settings, report, archives[0], checks, prefix, gpu, receipt, cache, platform, quiet)
+            which = Which(platform, image)
+            report = execute_checks(settings, report, archives[0], checks, prefix, gpu, receipt, cache, which, quiet)
         except OciBuilderError as error:
             failed = replace(report, findings=(*report.findings, Finding.of_error(error)))
             write_json(failed.to_json(), json_file)
@@ -133,17 +139,18 @@ def verify(
 @click.argument("archive", type=ARCHIVE)
 @SPEC
 @PLATFORM
+@IMAGE
 @json_option
 @pass_settings
 def inspect_command(
-    settings: Settings, archive: Path, spec_path: Path | None, platform: str, json_file: str | None
+    settings: Settings, archive: Path, spec_path: Path | None, platform: str, image: str, json_file: str | None
 ) -> None:
     """Show layers, sizes, what each tier costs and what is shared."""
     from oci_builder.inspection import inspect_archive
 
     _, limits = spec_and_limits(spec_path)
     with settings.emitting() as emit:
-        found = inspect_archive(archive, platform=platform, emit=emit, limits=limits)
+        found = inspect_archive(archive, platform=platform, image=image, emit=emit, limits=limits)
     write_json(found.to_json(), json_file)
     if json_file != "-":
         for line in found.lines():
@@ -155,17 +162,23 @@ def inspect_command(
 @click.argument("new", type=ARCHIVE)
 @SPEC
 @PLATFORM
+@click.option("--image", "images", multiple=True, metavar="NAME|DIGEST",
+              help="Which image of archives that hold several; a second one is for NEW.")  # fmt: skip
 @json_option
 @pass_settings
 def diff_command(
-    settings: Settings, old: Path, new: Path, spec_path: Path | None, platform: str, json_file: str | None
-) -> None:
+    settings: Settings, old: Path, new: Path, spec_path: Path | None, platform: str, images: tuple[str, ...],
+    json_file: str | None,
+) -> None:  # fmt: skip
     """Show which layers, packages and files differ. Exit status 1 when something does."""
     from oci_builder.difference import diff_archives
 
+    if len(images) > 2 or "" in images:
+        raise click.BadParameter("once or twice, and not empty", param_hint="--image")
     _, limits = spec_and_limits(spec_path)
     with settings.emitting() as emit:
-        found = diff_archives(old, new, platform=platform, emit=emit, limits=limits)
+        which = (images[0], images[-1]) if images else ("", "")
+        found = diff_archives(old, new, platform=platform, images=which, emit=emit, limits=limits)
     write_json(found.to_json(), json_file)
     if json_file != "-":
         for line in found.lines():
@@ -207,19 +220,20 @@ def pull(
 @click.argument("reference")
 @SPEC
 @PLATFORM
+@IMAGE
 @click.option("--plain-http", is_flag=True, help="Speak HTTP; loopback addresses need no flag.")
 @json_option
 @pass_settings
 def push(
-    settings: Settings, archive: Path, reference: str, spec_path: Path | None, platform: str, plain_http: bool,
-    json_file: str | None,
+    settings: Settings, archive: Path, reference: str, spec_path: Path | None, platform: str, image: str,
+    plain_http: bool, json_file: str | None,
 ) -> None:  # fmt: skip
     """Push an OCI archive or layout to REFERENCE (name:tag), verified afterwards."""
     from oci_builder.push import PushOptions
     from oci_builder.push import push as run
 
     _, limits = spec_and_limits(spec_path)
-    options = PushOptions(platform=platform, plain_http=plain_http, limits=limits)
+    options = PushOptions(platform=platform, plain_http=plain_http, limits=limits, image=image)
     with settings.emitting() as emit:
         found = run(archive, reference, options, emit)
     write_json(found.to_json(), json_file)
@@ -232,20 +246,21 @@ def push(
 @click.argument("folder", type=ARCHIVE)
 @SPEC
 @PLATFORM
+@IMAGE
 @JOBS
 @click.option("--strict", is_flag=True, help="Refuse what is merely unusual.")
 @json_option
 @pass_settings
 def unpack(
-    settings: Settings, archive: Path, folder: Path, spec_path: Path | None, platform: str, jobs: int, strict: bool,
-    json_file: str | None,
+    settings: Settings, archive: Path, folder: Path, spec_path: Path | None, platform: str, image: str, jobs: int,
+    strict: bool, json_file: str | None,
 ) -> None:  # fmt: skip
     """Unpack an image's file system into FOLDER, which must be absent or empty."""
     from oci_builder.unpack import UnpackOptions, unpack_image
 
     _, limits = spec_and_limits(spec_path)
     with settings.emitting() as emit:
-        options = UnpackOptions(platform=platform, limits=limits, threads=jobs, strict=strict)
+        options = UnpackOptions(platform=platform, limits=limits, threads=jobs, strict=strict, image=image)
         report = unpack_image(archive, folder, options, emit)
     value: dict[str, Any] = report.to_json()
     write_json(value, json_file)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from oci_builder.cli.common import ARCHIVE, Settings, json_option, pass_settings, say, write_json
+from oci_builder.cli.common import ARCHIVE, IMAGE, PLATFORM, Settings, json_option, pass_settings, say, write_json
 from oci_builder.model.errors import SpecError
 from oci_builder.model.report import Report
 
@@ -158,11 +158,12 @@ def _to_registry(what: Publication, reference: str, plain_http: bool, emit: Any)
 @click.option("--name", default="", help="What the image is called; default: as its labels say.")
 @click.option("--version", "version", default="", help="Its version; default: as its labels say.")
 @click.option("--epoch", type=click.IntRange(0, 2**33 - 1), default=None, help="Their time; default: the image's.")
-@click.option("--platform", default="linux/amd64", show_default=True, help="Which image of an index.")
+@PLATFORM
+@IMAGE
 @pass_settings
 def sbom(
     settings: Settings, subject: Path, tier: str, out: Path | None, name: str, version: str, epoch: int | None,
-    platform: str,
+    platform: str, image: str,
 ) -> None:  # fmt: skip
     """CycloneDX bills of materials of SUBJECT (archive, layout, folder): the image's, or each tier's.
 
@@ -171,7 +172,7 @@ def sbom(
     from oci_builder.sbom import BillOptions, choose, make_bills, write_bills
 
     with settings.emitting() as emit:
-        made = make_bills(subject, BillOptions(name, version, epoch, platform), emit)
+        made = make_bills(subject, BillOptions(name, version, epoch, platform, image=image), emit)
     if out is None:
         sys.stdout.buffer.write(choose(made, tier or "image"))
         return

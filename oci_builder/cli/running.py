@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 from oci_builder.cli.common import (
     ARCHIVE,
+    IMAGE,
     PLATFORM,
     Settings,
     cache_option,
@@ -29,6 +30,16 @@ from oci_builder.model.errors import CheckFailed, ConflictError, OciBuilderError
 from oci_builder.model.events import Emit
 from oci_builder.model.receipts import Check
 from oci_builder.model.report import Finding, Report
+
+
+class Which(NamedTuple):
+    """The image of an archive that is meant: its platform, and its name or digest where several have that."""
+
+    platform: str = "linux/amd64"
+    image: str = ""
+
+
+ANY = Which()
 
 
 def show_report(report: Report) -> None:
@@ -51,7 +62,7 @@ def with_readiness(report: Report, archive: Path, options: ReadinessOptions, emi
     return Report(report.subjects, report.findings + readiness(archive, options, emit=emit).findings())
 
 
-def stage_archive(archive: Path, cache: Path, emit: Emit, platform: str = "linux/amd64", needed: int = 0) -> Any:
+def stage_archive(archive: Path, cache: Path, emit: Emit, which: Which = ANY, needed: int = 0) -> Any:
     """The archive's unpacked tree in the cache; a plain folder as it stands.
 
     Args:
@@ -62,15 +73,15 @@ def stage_archive(archive: Path, cache: Path, emit: Emit, platform: str = "linux
     from oci_builder.unpack import UnpackOptions, unpack_image
 
     def unpack(source: Path, folder: Path) -> Unpacked:
-        done = unpack_image(source, folder, UnpackOptions(platform=platform), emit)
+        done = unpack_image(source, folder, UnpackOptions(which.platform, image=which.image), emit)
         return Unpacked(Digest(done.manifest), done.config)
 
-    return stage(archive, cache / "staged", unpack, platform=platform, needed=needed, emit=emit)
+    return stage(archive, cache / "staged", unpack, which=which, needed=needed, emit=emit)
 
 
 def execute_checks(
     settings: Settings, report: Report, archive: Path, checks: Path | None, prefix: str, gpu: str | None,
-    receipt: Path | None, cache: Path, platform: str, quiet: bool,
+    receipt: Path | None, cache: Path, which: Which, quiet: bool,
 ) -> Report:  # fmt: skip
     """Run the three gates of ``verify --exec``: the report with every check, and with what they refused as findings."""
     from oci_builder.execution.companions import layer_facts, portable_beside
@@ -86,7 +97,7 @@ def execute_checks(
     with settings.emitting() as emit:
         statement = verify_exec(
             report,
-            lambda: stage_archive(archive, cache, emit, platform, needed),
+            lambda: stage_archive(archive, cache, emit, which, needed),
             lambda staged: (
                 wanted if wanted is not None else image_checks(staged.root, prefix or _prefix(staged.config))
             ),
@@ -138,12 +149,13 @@ def _prefix(config: Mapping[str, Any]) -> str:
 @click.option("--entrypoint", default=None, help="Replace the image's entrypoint; empty for none.")
 @GPU
 @PLATFORM
+@IMAGE
 @cache_option
 @pass_settings
 def exec_command(
     settings: Settings, subject: Path, command: tuple[str, ...], user: str, env: tuple[str, ...],
     binds: tuple[str, ...], workdir: str, network: str, isolation: str, entrypoint: str | None, gpu: str | None,
-    platform: str, cache: Path,
+    platform: str, image: str, cache: Path,
 ) -> None:  # fmt: skip
     """Run COMMAND in SUBJECT (an archive, or an unpacked folder); its exit status is passed on."""
     from oci_builder.execution.run import ExecOptions, gpu_selection, run_in
@@ -155,7 +167,7 @@ def exec_command(
         entrypoint=None if entrypoint is None else tuple(e for e in (entrypoint,) if e),
     )  # fmt: skip
     with settings.emitting() as emit:
-        staged = stage_archive(subject, cache, emit, platform)
+        staged = stage_archive(subject, cache, emit, Which(platform, image))
     argv = command[1:] if command[:1] == ("--",) else command
     try:
         ended = run_in(staged.root, staged.config, argv, options)
@@ -202,17 +214,20 @@ def _bind(text: str) -> Any:
 @click.option("--driver", type=int, default=580, show_default=True, help="Branch of the oldest driver.")
 @click.option("--allow", type=ARCHIVE, default=None, help="Rules of your own (TOML) beside the built-in ones.")
 @PLATFORM
+@IMAGE
 @json_option
 @pass_settings
 def readiness_command(
     settings: Settings, subject: Path, target: str, glibc: str, driver: int, allow: Path | None, platform: str,
-    json_file: str | None,
+    image: str, json_file: str | None,
 ) -> None:  # fmt: skip
     """Judge without a GPU whether SUBJECT (archive or folder) runs on a GPU node."""
     from oci_builder.readiness import ReadinessOptions, readiness
 
     with settings.emitting() as emit:
-        options = ReadinessOptions(target=target, glibc=glibc, driver=driver, allow=allow, platform=platform)
+        options = ReadinessOptions(
+            target=target, glibc=glibc, driver=driver, allow=allow, platform=platform, image=image
+        )
         report = readiness(subject, options, emit=emit)
     write_json(report.to_json(), json_file)
     if json_file != "-":

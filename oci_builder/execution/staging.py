@@ -13,7 +13,7 @@ import hashlib
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,11 +69,13 @@ class Staged:
 
 
 def stage(
-    source: Path, cache: Path, unpack: Unpack, *, platform: str = "linux/amd64", needed: int = 0, emit: Emit = silent
-) -> Staged:
+    source: Path, cache: Path, unpack: Unpack, *, which: Sequence[str] = ("linux/amd64",), needed: int = 0,
+    emit: Emit = silent,
+) -> Staged:  # fmt: skip
     """The tree of an archive, an OCI layout folder, or (as it stands) an unpacked folder. Idempotent.
 
     Args:
+        which: what ``unpack`` takes of an archive that holds several images.
         needed: bytes that the unpacked tree takes, if known; otherwise the build's record beside the archive is asked,
             and without one the archive's own size.
 
@@ -92,7 +94,7 @@ def stage(
         cache.mkdir(parents=True, exist_ok=True, mode=0o700)
         sha256 = "" if stat.S_ISDIR(info.st_mode) else file_sha256(source, cache, emit)
         content = sha256 or hashlib.sha256((source / "index.json").read_bytes()).hexdigest()
-        key = hashlib.sha256(dump_json([_FORMAT, content, platform, os.geteuid()])).hexdigest()[:32]
+        key = hashlib.sha256(dump_json([_FORMAT, content, *which, os.geteuid()])).hexdigest()[:32]
         with _locked(cache / f"{key}.lock"):
             found = _reuse(cache / key, sha256)
             if found:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from oci_builder.judge.choice import select_image
 from oci_builder.judge.contents import Contents, Intake, blob_name
 from oci_builder.judge.docker import docker_view
 from oci_builder.judge.graph import Graph
@@ -12,8 +13,6 @@ from oci_builder.judge.image import ImageView
 from oci_builder.judge.names import agree
 from oci_builder.judge.oci import oci_view
 from oci_builder.model.errors import show
-
-_MOST_NAMED = 20
 
 
 @dataclass(slots=True)
@@ -76,7 +75,7 @@ def judge(intake: Intake) -> Judged:
 def _concluded(graph: Graph, judged: Judged) -> Judged:
     """What the two views, each judged, are together."""
     intake = graph.intake
-    judged.image = _select(graph, judged.oci or judged.docker)
+    judged.image = select_image(graph, judged.oci, judged.docker)
     if judged.oci or ("index.json" in graph.contents.members and not intake.findings.failed):
         _compare_views(graph, judged)
     _check_blob_names(graph)
@@ -86,35 +85,6 @@ def _concluded(graph: Graph, judged: Judged) -> Judged:
     if not intake.contents.complete:
         intake.findings.drop("archive.missing", "archive.extra")
     return judged
-
-
-def _select(graph: Graph, images: list[ImageView]) -> ImageView | None:
-    """The image of the asked platform: exact first, then without regard to the variant (apptainer#2895)."""
-    asked = graph.options.platform
-    if not images:
-        if not graph.unread and not graph.findings.failed:
-            graph.findings.error("archive.images", "", "no image in it", expected=1, actual=0)
-        return None
-    fitting = [i for i in images if i.platform == asked]
-    fitting = fitting or [i for i in images if i.platform.startswith(asked + "/")]
-    found = sorted({show(i.platform[:80]) for i in images})[:_MOST_NAMED]
-    if not fitting:
-        message = f"no image for {asked}; there is {', '.join(found)}: ask with --platform"
-        graph.findings.error("platform.missing", "", message, expected=asked, actual=", ".join(found))
-        return None
-    if len({i.config_member.digest for i in fitting}) > 1:
-        # Images that have names of their own were put together on purpose, as docker save does with two.
-        doubtful = "index.json" in graph.contents.members and not _named_apart(fitting)
-        judge_it = graph.findings.judge(doubtful or graph.options.strict)
-        message = f"{len(fitting)} images for {asked}, and nothing says which is meant; give each a place of its own"
-        judge_it("platform.ambiguous", "", message, expected=1, actual=len(fitting))
-        return None if doubtful else fitting[0]
-    return fitting[0]
-
-
-def _named_apart(images: list[ImageView]) -> bool:
-    names = [name for image in images for name in image.names]
-    return all(image.names for image in images) and len(names) == len(set(names))
 
 
 def _compare_views(graph: Graph, judged: Judged) -> None:

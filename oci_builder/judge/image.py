@@ -28,6 +28,7 @@ class ImageView:
         layers: the members, lowest first; None where one is missing.
         manifest: its descriptor, in an OCI view.
         names: what the image is called.
+        digests: of its manifest and of the indexes that lead to it.
     """
 
     where: str
@@ -36,6 +37,7 @@ class ImageView:
     layers: list[Member | None] = field(default_factory=list)
     manifest: Descriptor | None = None
     names: set[str] = field(default_factory=set)
+    digests: set[str] = field(default_factory=set)
 
     @property
     def platform(self) -> str:

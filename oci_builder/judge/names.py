@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import re
 
+from oci_builder.model.documents import Descriptor
+
+CONTAINERD_NAME = "io.containerd.image.name"
+REF_NAME = "org.opencontainers.image.ref.name"
+
 _TAG = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}"
 _PART = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
 _HOST = r"(?:[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9a-fA-F:]+\])(?::[0-9]+)?"
@@ -21,6 +26,13 @@ def image_name(text: str) -> str:
         if text.startswith(prefix):
             return text[len(prefix) :]
     return text
+
+
+def descriptor_names(descriptor: Descriptor) -> set[str]:
+    """What an index calls an image; containerd's annotation has the full name, the other often only the tag."""
+    notes = descriptor.annotations or {}
+    found = notes.get(CONTAINERD_NAME) or notes.get(REF_NAME)
+    return {image_name(found)} if found else set()
 
 
 def agree(oci: set[str], docker: set[str]) -> bool:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from oci_builder.judge.graph import Graph, is_artifact, is_attestation
 from oci_builder.judge.image import ImageView, check_image, layer_of
-from oci_builder.judge.names import image_name
+from oci_builder.judge.names import CONTAINERD_NAME, REF_NAME, descriptor_names, image_name
 from oci_builder.model import media
 from oci_builder.model.documents import Descriptor, ImageConfig, Index, Manifest
 from oci_builder.model.errors import show
 
-CONTAINERD_NAME = "io.containerd.image.name"
-REF_NAME = "org.opencontainers.image.ref.name"
 _LAYOUT_VERSION = "1.0.0"
 
 # Images by what led to them: digest, media type, depth, whether the platform is asked for, whether it is no image.
@@ -24,7 +22,7 @@ def oci_view(graph: Graph) -> list[ImageView]:
     _check_layout(graph)
     member = graph.member("index.json")
     index = graph.parse(Index, member, "index.json") if member else None
-    if index is None:
+    if member is None or index is None:
         return []
     _check_own_type(graph, index, "index.json", media.OCI_INDEX)
     if graph.options.strict:
@@ -39,7 +37,10 @@ def oci_view(graph: Graph) -> list[ImageView]:
         images += _descend(graph, descriptor, where, 1, seen)
     if not index.manifests:
         graph.findings.error("archive.images", "index.json", "no image in it")
-    return _merge_names(images)
+    merged = _merge_names(images)
+    for image in merged:
+        image.digests.add(member.digest)
+    return merged
 
 
 def _check_layout(graph: Graph) -> None:
@@ -91,7 +92,8 @@ def _descend(graph: Graph, descriptor: Descriptor, where: str, depth: int, seen:
         graph.blob(descriptor, where, needed=False)
         graph.spend(len(seen[key]))
     for image in seen[key]:
-        image.names |= _names(descriptor)
+        image.names |= descriptor_names(descriptor)
+        image.digests.add(descriptor.digest)
         if image.manifest and image.manifest.digest == descriptor.digest:
             _check_platform(graph, descriptor, image, where)
     return list(seen[key])
@@ -193,12 +195,6 @@ def _check_platform(graph: Graph, descriptor: Descriptor, image: ImageView, wher
         )  # fmt: skip
 
 
-def _names(descriptor: Descriptor) -> set[str]:
-    notes = descriptor.annotations or {}
-    found = notes.get(CONTAINERD_NAME) or notes.get(REF_NAME)
-    return {image_name(found)} if found else set()
-
-
 def _merge_names(images: list[ImageView]) -> list[ImageView]:
     """One image under several names is several descriptors with one digest."""
     merged: dict[str, ImageView] = {}
@@ -206,6 +202,7 @@ def _merge_names(images: list[ImageView]) -> list[ImageView]:
         key = image.manifest.digest if image.manifest else image.where
         if key in merged:
             merged[key].names |= image.names
+            merged[key].digests |= image.digests
         else:
             merged[key] = image
     return list(merged.values())

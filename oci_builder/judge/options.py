@@ -41,6 +41,7 @@ class JudgeOptions:
         profile: ``foreign`` accepts what is legal and merely unusual, with warnings; ``strict`` holds archives to the
             rules of our own.
         platform: ``os/architecture`` (or ``os/architecture/variant``) of the image that is asked for.
+        image: name or digest of the image that is asked for, where an archive holds several.
         limits: bounds on what an archive may ask of us.
         threads: decoding threads; 0 takes the number of CPUs.
         emit: takes progress.
@@ -54,6 +55,7 @@ class JudgeOptions:
 
     profile: str = "foreign"
     platform: str = "linux/amd64"
+    image: str = ""
     limits: Limits = DEFAULT_LIMITS
     threads: int = 0
     emit: Emit = silent

@@ -97,6 +97,7 @@ def require_image(judged: Judged, findings: Findings, options: JudgeOptions) -> 
     findings.require()
     if judged.image is None or any(finding.code == "platform.ambiguous" for finding in findings.found):
         where = judged.contents.path.name
-        what = f"{where}: several images for {options.platform}, and nothing says which is meant"
-        raise FormatError("platform.ambiguous", what, where=where, expected="1")
+        said = [finding.message for finding in findings.found if finding.code == "platform.ambiguous"]
+        what = said[0] if said else "no image"
+        raise FormatError("platform.ambiguous", f"{where}: {what}", where=where, expected="1")
     return judged.image

@@ -56,6 +56,11 @@ DigestField = Annotated[
 Place = Annotated[StrictStr, Field(min_length=1), AfterValidator(check_place)]
 
 
+ImageName = Annotated[
+    StrictStr, Field(min_length=1, description="name or digest of the image, where an archive holds several")
+]
+
+
 class RegistryBase(SpecModel):
     """A base image in a registry, by digest. The digest may name an index or a manifest."""
 
@@ -70,13 +75,15 @@ class OciBase(SpecModel):
     """A base image in an OCI layout folder or OCI archive."""
 
     oci: Place
-    digest: DigestField | None = None
+    digest: DigestField | None = Field(default=None, description="of the image's manifest, or of an index above it")
+    image: ImageName | None = None
 
 
 class DockerBase(SpecModel):
     """A base image in a Docker archive (docker save)."""
 
     docker: Place
+    image: ImageName | None = None
 
 
 class RootfsBase(SpecModel):

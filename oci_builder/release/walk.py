@@ -42,6 +42,7 @@ class Walk:
     Attributes:
         platform: which image of an index.
         threads: for decompression.
+        image: name or digest of the one that is meant, where there are several.
         seen: diff_ids of layers that need no second visit; those that were visited are added.
     """
 
@@ -50,6 +51,7 @@ class Walk:
     threads: int = 2
     emit: Emit = silent
     seen: set[Digest] = field(default_factory=set)
+    image: str = ""
 
 
 def walk(subject: Path, visit: Visit, how: Walk) -> WantedImage | None:
@@ -146,7 +148,8 @@ def _image(subject: Path, visit: Visit, how: Walk) -> WantedImage:
     task = f"read {subject.name}"
     total = subject.stat().st_size if subject.is_file() else 0
     options = OpenOptions(
-        how.platform, how.limits, how.threads, read=lambda n: how.emit(Event("advance", task, n))
+        how.platform, how.limits, how.threads, read=lambda n: how.emit(Event("advance", task, n)),
+        image=how.image,
     )  # fmt: skip
     how.emit(Event("start", task, total=total))
     with ImageFile(subject, options) as file:

@@ -45,26 +45,28 @@ class BaseArchive:
 
 def bring_archive(
     path: Path, store: DirStore, write: WriteOptions, *, limits: Limits = DEFAULT_LIMITS,
-    platform: str = "linux/amd64", emit: Emit = silent, pack: bool = False,
+    platform: str = "linux/amd64", image: str = "", emit: Emit = silent, pack: bool = False,
 ) -> BaseArchive:  # fmt: skip
     """Bring an archive's image into the store. An archive that has not changed is not read again.
 
     Args:
+        image: name or digest of the one that is meant, where there are several.
         pack: compress layers that are plain tars, as Docker saves them; else every blob stays as it is.
 
     Raises:
-        SpecError: ``spec.path``.
+        SpecError: ``spec.path``, ``spec.image``, ``spec.digest``.
         FormatError, PolicyError, IntegrityError: what ``verify`` would find in its documents; ``blob.*``.
         TransportError: ``io.*``.
     """
-    asked = [identity(path), platform, pack, write.codec.describe(), list(astuple(limits))]
+    asked = [identity(path), platform, image, pack, write.codec.describe(), list(astuple(limits))]
     key = hashlib.sha256(b"base archive" + dump_json(asked)).digest()
     cache = None if write.check else write.cache
     known = None if cache is None else _known(cache.record(key), store)
     if known is not None:
         return known
+    options = OpenOptions(platform, limits, write.threads, store.work, image=image)
     try:
-        found = _read(path, store, OpenOptions(platform, limits, write.threads, store.work), emit, pack)
+        found = _read(path, store, options, emit, pack)
     except OSError as error:
         raise disk_error(error, f"reading {path.name}") from None
     if write.cache is not None:

@@ -69,9 +69,13 @@ def load_base(spec: Spec, folder: Path, store: DirStore, write: WriteOptions, em
 def _archive(path: Path, form: str, spec: Spec, store: DirStore, write: WriteOptions, emit: Emit) -> Base:
     """``form`` is the document that the spec's key promises."""
     limits = spec.effective_limits
+    base = spec.base
+    digest = base.digest if isinstance(base, OciBase) else None
+    asked = base.image if isinstance(base, OciBase | DockerBase) else None
     found = bring_archive(
-        path, store, write, limits=limits, platform=spec.platform, emit=emit, pack=form == "manifest.json"
-    )
+        path, store, write, limits=limits, platform=spec.platform, image=asked or digest or "", emit=emit,
+        pack=form == "manifest.json",
+    )  # fmt: skip
     if form not in found.documents:
         raise FormatError("archive.missing", f"{path.name}: it has no {form}", where=str(path), expected=form)
     if form == "index.json" and not found.digests:
@@ -79,7 +83,6 @@ def _archive(path: Path, form: str, spec: Spec, store: DirStore, write: WriteOpt
             "archive.images", f"{path.name}: its index.json holds no image, only its manifest.json does",
             where=str(path), expected=1, actual=0,
         )  # fmt: skip
-    digest = spec.base.digest if isinstance(spec.base, OciBase) else None
     if digest is not None and digest not in found.digests:
         raise SpecError(
             "spec.digest", f"{path.name} holds {found.digests[0]}, the spec wants {digest}", where=str(path),

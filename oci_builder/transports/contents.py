@@ -12,7 +12,7 @@ from oci_builder.judge.archive import judge
 from oci_builder.judge.contents import Member
 from oci_builder.judge.hashing import Hashers
 from oci_builder.judge.image import ImageView
-from oci_builder.judge.oci import REF_NAME
+from oci_builder.judge.names import REF_NAME
 from oci_builder.judge.options import Findings, JudgeOptions
 from oci_builder.judge.outer import read_archive
 from oci_builder.judge.survey import require_image
@@ -91,6 +91,7 @@ def read_contents(
     path: Path,
     *,
     platform: str = "linux/amd64",
+    image: str = "",
     limits: Limits = DEFAULT_LIMITS,
     emit: Emit = silent,
     hashes: bool = False,
@@ -98,6 +99,7 @@ def read_contents(
     """Read an OCI archive or layout, or a Docker archive, compressed outside or not, as ``verify`` reads it.
 
     Args:
+        image: name or digest of the one that is meant, where there are several.
         hashes: hash each file's content, so that ``Item.value`` compares it. Sparse files compare with their holes.
 
     Raises:
@@ -105,14 +107,16 @@ def read_contents(
             ``platform.ambiguous`` for several images. TransportError: ``io.*``.
     """
     items = _Items(hashes)
-    options = JudgeOptions(platform=platform, limits=limits, emit=emit, task="read", entries=items.take)
+    options = JudgeOptions(
+        platform=platform, image=image, limits=limits, emit=emit, task="read", entries=items.take
+    )
     findings, task = Findings(str(path)), f"read {path.name}"
     emit(Event("start", task, total=path.stat().st_size if path.is_file() else 0))
     with Hashers() as hashers:
         judged = judge(read_archive(path, options, findings, hashers))
-    image = require_image(judged, findings, options)
+    found = require_image(judged, findings, options)
     emit(Event("done", task))
-    return _contents(path, image, items, limits)
+    return _contents(path, found, items, limits)
 
 
 def _contents(path: Path, image: ImageView, items: _Items, limits: Limits) -> ImageContents:

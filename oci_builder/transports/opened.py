@@ -38,6 +38,7 @@ class OpenOptions:
         threads: for a compressed archive.
         scratch: folder for what a compressed archive has out of order.
         read: told the number of bytes of the archive as they are read.
+        image: name or digest of the one that is meant, where there are several.
     """
 
     platform: str = "linux/amd64"
@@ -45,6 +46,7 @@ class OpenOptions:
     threads: int = 1
     scratch: Path = Path("/var/tmp")
     read: Callable[[int], None] = lambda _bytes: None
+    image: str = ""
 
 
 class ImageFile:
@@ -59,7 +61,7 @@ class ImageFile:
         parts: the members' places.
 
     Raises (``layers`` and ``open``):
-        SpecError: ``spec.path``.
+        SpecError: ``spec.path``, ``spec.image``, ``spec.digest``.
         FormatError, PolicyError, IntegrityError: what ``verify`` would find in the documents; of the archive's own tar
             and compression; ``archive.duplicate``, ``archive.member``, ``limit.members``, ``platform.ambiguous``.
         OSError: from the disk.
@@ -74,7 +76,9 @@ class ImageFile:
         self.parts = Parts(path.name)
         self.members: dict[str, Member] = {}
         self.files = ExitStack()
-        self._judging = JudgeOptions(platform=self.options.platform, limits=self.options.limits, threads=1)
+        self._judging = JudgeOptions(
+            platform=self.options.platform, image=self.options.image, limits=self.options.limits, threads=1
+        )
 
     def __enter__(self) -> ImageFile:
         return self

@@ -65,10 +65,14 @@ class Stream:
         if self._guess is None and self._trials and {"index.json", "oci-layout"} <= self._parts.ranges.keys():
             self._trials -= 1
             try:
-                self._guess = guess_layers(self._parts, self._file.options.platform, self._file.options.limits)
+                self._guess = self._guessed()
             except OciBuilderError:
                 return
             self._waiting = list(self._guess)
+
+    def _guessed(self) -> tuple[WantedLayer, ...]:
+        options = self._file.options
+        return guess_layers(self._parts, options.platform, options.image, options.limits)
 
     def _is_next(self, name: str) -> bool:
         names = [layer.name for layer in self._waiting]

@@ -33,8 +33,10 @@ class PushSource(ImageFile):
         TransportError: ``io.*``.
     """
 
-    def __init__(self, path: Path, platform: str = "linux/amd64", limits: Limits = DEFAULT_LIMITS) -> None:
-        super().__init__(path, OpenOptions(platform=platform, limits=limits))
+    def __init__(
+        self, path: Path, platform: str = "linux/amd64", limits: Limits = DEFAULT_LIMITS, image: str = ""
+    ) -> None:
+        super().__init__(path, OpenOptions(platform=platform, limits=limits, image=image))
         self.resolved: Resolved
 
     def __enter__(self) -> PushSource:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from oci_builder.judge.choice import choose_descriptors
 from oci_builder.judge.graph import is_attestation, right_kind
 from oci_builder.model import media
 from oci_builder.model.digest import Digest
@@ -36,11 +37,16 @@ class Resolved:
 
 
 def resolve_manifest(
-    root: Descriptor, read: ReadDocument, platform: str = "linux/amd64", limits: Limits = DEFAULT_LIMITS, depth: int = 0
-) -> Resolved:
+    root: Descriptor, read: ReadDocument, platform: str = "linux/amd64", limits: Limits = DEFAULT_LIMITS,
+    depth: int = 0, *, image: str = "",
+) -> Resolved:  # fmt: skip
     """Follow indexes down to the platform's manifest.
 
+    Args:
+        image: name or digest of the one that is meant, where ``root`` names several.
+
     Raises:
+        SpecError: ``spec.image``, ``spec.digest``.
         FormatError: ``media.mismatch``, ``json.*``, ``platform.missing``, ``platform.ambiguous``.
         PolicyError: ``limit.index_depth``.
     """
@@ -57,6 +63,7 @@ def resolve_manifest(
     index = _parse(Index, data, where, limits)
     if index.media_type is not None:
         expect_media(index.media_type, frozenset({root.media_type}), where)
+    index = index.model_copy(update={"manifests": choose_descriptors(image, index.manifests, where)})
     below = resolve_manifest(pick_manifest(index, platform, where), read, platform, limits, depth + 1)
     return Resolved(below.descriptor, below.manifest, below.data, (root.id, *below.trail))
 

@@ -110,13 +110,13 @@ def wanted_image(judged: Judged) -> WantedImage:
     return WantedImage(config, layers, image.manifest, (manifest.data if manifest else None) or b"", names)
 
 
-def guess_layers(parts: Parts, platform: str, limits: Limits) -> tuple[WantedLayer, ...]:
+def guess_layers(parts: Parts, platform: str, image: str, limits: Limits) -> tuple[WantedLayer, ...]:
     """The layers of an OCI layout of which only some members are known yet. A guess: the judge has not seen them.
 
     Raises:
         OciBuilderError: it cannot be told (yet).
     """
-    found = _resolve(parts, platform, limits)
+    found = _resolve(parts, platform, image, limits)
     config = parse_document(ImageConfig, parts.read(found.manifest.config.id.blob_path, limits.document), "", limits)
     check_layers(found.manifest, config, "manifest")
     return tuple(
@@ -151,11 +151,11 @@ def _trail(
     return None
 
 
-def _resolve(parts: Parts, platform: str, limits: Limits) -> Resolved:
+def _resolve(parts: Parts, platform: str, image: str, limits: Limits) -> Resolved:
     index = parts.read("index.json", limits.document)
     root = Descriptor(media_type=media.OCI_INDEX, digest=Digest.of(index), size=len(index))
 
     def read(descriptor: Descriptor) -> bytes:
         return index if descriptor is root else parts.read(descriptor.id.blob_path, limits.document)
 
-    return resolve_manifest(root, read, platform, limits)
+    return resolve_manifest(root, read, platform, limits, image=image)

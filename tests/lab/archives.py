@@ -194,3 +194,16 @@ def write_layout(path: Path, members: Members) -> Path:
 
 def _bytes(value: Any) -> bytes:
     return value if isinstance(value, bytes) else dump(value)
+
+
+def together(*images: Members) -> Members:
+    """Several images in one archive, as docker save writes them: both lists name all of them."""
+    out: Members = {}
+    for members in images:
+        out |= members
+    for name, key in (("index.json", "manifests"), ("manifest.json", None)):
+        values = [json.loads(members[name]) for members in images if name in members]
+        if values:
+            joined = [item for value in values for item in (value[key] if key else value)]
+            out[name] = dump({**values[0], key: joined} if key else joined)
+    return out

@@ -14,6 +14,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Protocol
 
+from oci_builder.judge.choice import fits, not_there
+from oci_builder.judge.names import image_name
 from oci_builder.model.digest import Digest
 from oci_builder.model.documents import Descriptor, DockerArchiveItem, ImageConfig, parse_document, validate
 from oci_builder.model.errors import FormatError, OciBuilderError, PolicyError, show
@@ -34,12 +36,13 @@ _DOCUMENT = re.compile(rb"\s*[{\[]")
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How to read: limits, decompression threads, platform of a multi-platform index, progress."""
+    """How to read: limits, decompression threads, platform of a multi-platform index, progress, which image."""
 
     limits: Limits
     threads: int
     platform: str
     emit: Emit
+    image: str = ""
 
 
 class Blobs(Protocol):
@@ -209,7 +212,9 @@ def _oci(blobs: Blobs, where: str, reading: Reading) -> tuple[bytes, list[bytes]
     def read(descriptor: Descriptor) -> bytes:
         return data if descriptor is root else _need(blobs, where, _blob(descriptor))
 
-    manifest = resolve_manifest(root, read, reading.platform, reading.limits).manifest
+    manifest = resolve_manifest(
+        root, read, reading.platform, reading.limits, image=reading.image
+    ).manifest
     return _blob(manifest.config), [_blob(layer) for layer in manifest.layers]
 
 
@@ -217,8 +222,27 @@ def _docker(blobs: Blobs, where: str, reading: Reading) -> tuple[bytes, list[byt
     value = load_json(_need(blobs, where, b"manifest.json"), f"{where}: manifest.json", reading.limits)
     if not isinstance(value, list) or not value:
         raise FormatError("json.field", f"{where}: manifest.json is no list of images", where=where)
-    item = validate(DockerArchiveItem, value[0], f"{where}: manifest.json", reading.limits)
+    items = [validate(DockerArchiveItem, item, f"{where}: manifest.json", reading.limits) for item in value]
+    item = _chosen(items, where, reading.image)
     return item.config.encode("utf-8", "replace"), [name.encode("utf-8", "replace") for name in item.layers or ()]
+
+
+def _chosen(items: list[DockerArchiveItem], where: str, asked: str) -> DockerArchiveItem:
+    names = [{image_name(tag) for tag in item.repo_tags or ()} for item in items]
+    found = [i for i, called in zip(items, names, strict=True) if not asked or fits(asked, called, _config_digest(i))]
+    if not found:
+        raise not_there(asked, {name for called in names for name in called}, where)
+    if len({item.config for item in found}) > 1:
+        shown = ", ".join(sorted(show(tag) for item in found for tag in item.repo_tags or ())[:20])
+        raise FormatError(
+            "platform.ambiguous", f"{where}: {len(found)} images; say with --image which is meant: {shown}",
+            where=where, expected="1", actual=len(found),
+        )  # fmt: skip
+    return found[0]
+
+
+def _config_digest(item: DockerArchiveItem) -> tuple[str, ...]:
+    return tuple(f"sha256:{name}" for name in re.findall(r"[0-9a-f]{64}", item.config))
 
 
 def _blob(descriptor: Descriptor) -> bytes:
