@@ -145,7 +145,7 @@ class _Build:
             limits=self.limits, threads=self.options.jobs, emit=self.emit,
         )  # fmt: skip
         plans = self._plans(add_licences(runtime, cuda), base)
-        base.image.check_room(len(plans), self.limits)
+        base.image.check_room([(plan.name, plan.content_size) for plan in plans], self.limits)
         made = self._write(plans)
         image, portable_only = self._image(base, made.layers), self._write(self._portable_plans(cuda))
         with scratch_folder(self.out) as staging:

@@ -23,6 +23,7 @@ import pytest
 
 from oci_builder.build import FILES, BuildOptions, build
 from oci_builder.model.errors import OciBuilderError
+from oci_builder.rootfs import host
 from oci_builder.verify import VerifyOptions, verify_archives
 from tests.conftest import Built, build_small, small_tiers, write_spec
 
@@ -146,6 +147,29 @@ def test_nothing_changed_nothing_is_read(tmp_path: Path) -> None:
     assert run(made.spec, made.out, made.cache, "--check", TRACE=str(trace))["unchanged"] is False
     assert "shared.bin" in trace.read_text()
     assert digests(made.out) == before
+
+
+def test_with_the_host_as_base_nothing_changed_nothing_is_made(tmp_path: Path) -> None:
+    """The machine's files are looked at again, and none is read."""
+    made = build_small(tmp_path, base={"host": True})
+    times = {name: (made.out / name).stat().st_mtime_ns for name in FILES}
+    assert run(made.spec, made.out, made.cache)["unchanged"] is True
+    assert {name: (made.out / name).stat().st_mtime_ns for name in FILES} == times
+
+
+def test_another_machine_as_base_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = build_small(tmp_path, base={"host": True})
+    program = tmp_path / "bin/of-this-test"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(host, "_WELCOME", (*host._WELCOME, "of-this-test"))
+    monkeypatch.setattr(host, "PATH", f"{host.PATH}:{program.parent}")
+    time.sleep(0.05)
+    assert not build(made.spec, made.out, BuildOptions(made.cache)).unchanged
+    assert build(made.spec, made.out, BuildOptions(made.cache)).unchanged
+    program.write_text("#!/bin/bash\n")
+    assert not build(made.spec, made.out, BuildOptions(made.cache)).unchanged
 
 
 def test_one_tier_changed_only_its_layer_is_new(tmp_path: Path) -> None:

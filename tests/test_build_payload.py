@@ -131,3 +131,20 @@ def test_a_missing_files_folder_is_said_whatever_the_base(place: Path, base: dic
     with pytest.raises(SpecError) as caught:
         made(place, base=base, files="absent")
     assert caught.value.code == "spec.path"
+
+
+@pytest.mark.parametrize(
+    ("limits", "code"),
+    [({"layer_size": 100}, "limit.layer"), ({"layer_size": 3000}, "limit.layer"), ({"image_size": 3000}, "limit.image")],
+)
+def test_own_layers_are_bound_by_the_limits_too(place: Path, limits: dict[str, int], code: str) -> None:
+    """A layer that every reader of ours would refuse is not made; by its content before, by its tar afterwards."""
+    spec = {
+        "name": "n", "tag": "t", "base": {"scratch": True}, "prefix": "/opt/rt", "tiers": {"base": {"path": "tier"}},
+        "limits": limits,
+    }  # fmt: skip
+    (place / "spec.json").write_text(json.dumps(spec))
+    with pytest.raises(PolicyError) as caught:
+        build(place / "spec.json", place / "out", BuildOptions(place / "cache", 2))
+    assert caught.value.code == code
+    assert list((place / "out").iterdir()) == []

@@ -5,7 +5,7 @@ That both archives share one config holds by construction: there is only one pla
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -69,25 +69,35 @@ class Image:
         """This image with more layers on top.
 
         Raises:
-            PolicyError: ``limit.layers`` (moby/buildkit#3067: 129 layers build, but cannot start).
+            PolicyError: as ``check_room``.
         """
-        self.check_room(len(layers), limits)
+        self.check_room([(layer.name, layer.tar_size) for layer in layers], limits)
         return replace(self, layers=self.layers + layers)
 
-    def check_room(self, count: int, limits: Limits = DEFAULT_LIMITS) -> None:
-        """Refuse ``count`` more layers where an image could not start with them; ask before they are made.
+    def check_room(self, new: Sequence[tuple[str, int]], limits: Limits = DEFAULT_LIMITS) -> None:
+        """Refuse more layers where an image could not start with them, or no reader take it; ask before they are made.
+
+        Args:
+            new: name and uncompressed size of each in bytes; what is known of it before it is made is less.
 
         Raises:
-            PolicyError: ``limit.layers``.
+            PolicyError: ``limit.layers`` (moby/buildkit#3067: 129 layers build, but cannot start), ``limit.layer``,
+                ``limit.image``.
         """
-        total = len(self.layers) + count
+        total = len(self.layers) + len(new)
         if total > limits.layers:
             raise PolicyError(
-                "limit.layers", f"{len(self.layers)} layers of the base and {count} new ones (one for each set of "
+                "limit.layers", f"{len(self.layers)} layers of the base and {len(new)} new ones (one for each set of "
                 f"tiers that shares files) are more than {limits.layers}, which overlayfs can stack: take fewer tiers, "
                 "or a base with fewer layers",
                 expected=f"<= {limits.layers}", actual=total,
             )  # fmt: skip
+        for name, size in new:
+            if size > limits.layer_size:
+                raise _too_large("limit.layer", f"layer {name}", size, "layer_size", limits.layer_size)
+        size = sum(layer.tar_size for layer in self.layers) + sum(size for _, size in new)
+        if size > limits.image_size:
+            raise _too_large("limit.image", "the image", size, "image_size", limits.image_size)
 
     def with_settings(self, settings: Mapping[str, Any], annotations: Mapping[str, str] | None = None) -> Image:
         """This image with other settings and manifest annotations."""
@@ -132,3 +142,10 @@ class Image:
         """Descriptor of the manifest; its digest is the image ID in Docker's containerd store."""
         data = self.manifest_bytes(uncompressed=uncompressed)
         return Descriptor(media_type=media.OCI_MANIFEST, digest=Digest.of(data), size=len(data))
+
+
+def _too_large(code: str, what: str, size: int, name: str, limit: int) -> PolicyError:
+    return PolicyError(
+        code, f"{what} has {size} bytes uncompressed, the limit is {limit}; raise limits.{name} if that is meant",
+        where=what, expected=f"<= {limit}", actual=size,
+    )  # fmt: skip

@@ -11,6 +11,7 @@ import shutil
 import stat
 import sys
 import sysconfig
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -95,7 +96,7 @@ class _Collector:
         self.normal = normal
         self.limits = limits
         self.emit = emit
-        self.origin = Origin(b"/", b"", normal, 1 << 63)
+        self.origin = Origin.of_scan(b"/", b"", normal, time.time_ns())
         self.found: dict[bytes, PlannedEntry] = {}
         self.trees: list[PlannedEntry] = []
         self.names: dict[str, str] = {}

@@ -13,6 +13,8 @@ from typing import Any
 from oci_builder.model.errors import SpecError, show
 from oci_builder.model.jsontext import dump_json
 from oci_builder.model.spec import DockerBase, HostBase, OciBase, RootfsBase, Spec
+from oci_builder.rootfs.host import host_plan
+from oci_builder.rootfs.layers import layer_keys
 from oci_builder.rootfs.scan_fingerprint import fingerprint
 from oci_builder.store.cache import BuildCache
 
@@ -20,14 +22,14 @@ from oci_builder.store.cache import BuildCache
 def input_key(
     spec: Spec, folder: Path, tiers: Mapping[str, Path], codec: Mapping[str, Any], version: str
 ) -> bytes | None:
-    """A digest over everything that the outputs depend on, by stat identity; ``None`` when it cannot be known.
-
-    A host base depends on the whole machine, so its layer is planned anew each time (and found in the layer cache).
-    """
+    """A digest over everything that the outputs depend on, by stat identity; ``None`` when it cannot be known."""
     parts: list[Any] = [spec.canonical().decode(), str(folder), version, dict(codec)]
     match spec.base:
         case HostBase():
-            return None
+            host = _host_identity(spec)
+            if host is None:
+                return None
+            parts.append(host)
         case RootfsBase() as base:
             parts.append(identity(folder / base.rootfs, base.exclude))
         case OciBase() as base:
@@ -56,6 +58,16 @@ def identity(path: Path, exclude: Sequence[str] = ()) -> Any:
         return _stat(path)
     except (FileNotFoundError, NotADirectoryError):
         raise SpecError("spec.path", f"no such base: {show(str(path))}", where=str(path)) from None
+
+
+def _host_identity(spec: Spec) -> str | None:
+    """Of all that the running machine gives. Which files those are is found out anew: any of them may lead to others.
+
+    Raises:
+        SpecError: as ``host_plan``.
+    """
+    key, _ = layer_keys(host_plan(epoch=spec.epoch, limits=spec.effective_limits), b"")
+    return None if key is None else key.hex()
 
 
 def _sync(path: Path) -> None:
