@@ -57,7 +57,8 @@ def container_record(
     """``container.json``.
 
     ``image_ids`` foretells what engines call the image: the classic store and podman the config digest, the containerd
-    store the manifest digest of the archive that it was loaded from.
+    store the manifest digest of the archive that it was loaded from. ``layers`` of an archive says how its layers stand
+    in it: what a client stores and pushes (NixOS/nix#15252).
     """
     config, manifest = image.config_descriptor, image.manifest_descriptor()
     plain = image.manifest_descriptor(uncompressed=True)
@@ -85,7 +86,10 @@ def container_record(
             "compressed": sum(layer.descriptor.size for layer in image.layers),
             "uncompressed": sum(layer.tar_size for layer in image.layers),
         },
-        "archives": {oci.name: oci.to_json(), docker.name: docker.to_json()},
+        "archives": {
+            oci.name: {**oci.to_json(), "layers": sorted({layer.compression for layer in image.layers})},
+            docker.name: {**docker.to_json(), "layers": ["identity"]},
+        },
         "tools": tools.to_json(),
     }
 
