@@ -147,6 +147,7 @@ class _Build:
         plans = self._plans(add_licences(runtime, cuda), base)
         base.image.check_room([(plan.name, plan.content_size) for plan in plans], self.limits)
         made = self._write(plans)
+        self._check_ratio(made.layers)
         image, portable_only = self._image(base, made.layers), self._write(self._portable_plans(cuda))
         with scratch_folder(self.out) as staging:
             result = self._archives(image, base, made, portable_only, staging)
@@ -155,6 +156,15 @@ class _Build:
 
     def _write(self, plans: Sequence[LayerPlan]) -> _Made:
         return _Made(plans, [write_layer(plan, self.store, self.write, self.emit) for plan in plans])
+
+    def _check_ratio(self, layers: Sequence[Layer]) -> None:
+        """Say which layers any careful reader takes for decompression bombs: ours does."""
+        limits = self.limits
+        for layer in layers:
+            if layer.tar_size > max(limits.ratio_floor, limits.ratio * layer.descriptor.size):
+                message = f"{layer.tar_size} bytes in {layer.descriptor.size}, over {limits.ratio} times as many: verify"
+                message += " and unpack take it only with --spec and a higher limits.ratio in the spec"
+                self.emit(Event("warning", f"layer {layer.name}", message=message))
 
     def _portable_plans(self, cuda: Path | None) -> tuple[LayerPlan, ...]:
         """What only the portable archive has: a bare host has no base that brings CUDA's tools."""

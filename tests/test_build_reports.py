@@ -16,6 +16,8 @@ import pytest
 from oci_builder.build import FILES, BuildOptions, BuildResult, build
 from oci_builder.model import media
 from oci_builder.model.errors import OciBuilderError
+from oci_builder.model.events import Event
+from oci_builder.model.limits import Limits
 from oci_builder.verify import VerifyOptions, verify_archives
 from tests.conftest import Built, small_tiers, write_spec
 from tests.lab.archives import Lab, sha, with_, write
@@ -208,3 +210,23 @@ def test_b208_times_of_access_and_parts_of_a_second_leave_no_trace(tmp_path: Pat
     with tarfile.open(tmp_path / "out/runtime.tar.gz") as tar:
         records = {key for member in tar for key in member.pax_headers}
     assert not records & {"atime", "ctime", "mtime"}
+
+
+def test_a_layer_like_a_bomb_is_warned_about_and_named_for_what_it_is(tmp_path: Path) -> None:
+    """A hole in a file is stored by its content: more than a careful reader takes, unless the spec says it is meant."""
+    (tmp_path / "tier").mkdir()
+    with (tmp_path / "tier/hole").open("wb") as file:
+        file.truncate(8 << 20)
+    said: list[Event] = []
+    limits = {"ratio_floor": 1 << 20}
+    spec = write_spec(tmp_path, {"one": tmp_path / "tier"}, limits=limits)
+    build(spec, tmp_path / "out", BuildOptions(tmp_path / "cache"), said.append)
+    assert [event.task for event in said if event.kind == "warning"] == ["layer one"]
+    for name in FILES[:2]:
+        found = verify_archives([tmp_path / "out" / name], VerifyOptions(limits=Limits(ratio_floor=1 << 20)))
+        assert [f.code for f in found.findings] == ["limit.ratio"]
+    spec = write_spec(tmp_path, {"one": tmp_path / "tier"}, limits={**limits, "ratio": 2000})
+    said.clear()
+    proved(spec, tmp_path)
+    build(spec, tmp_path / "other", BuildOptions(tmp_path / "cache"), said.append)
+    assert not [event for event in said if event.kind == "warning"]

@@ -126,6 +126,8 @@ def _check_blob_names(graph: Graph) -> None:
 def _check_between_members(graph: Graph, judged: Judged) -> None:
     """In an archive of ours, only the layers of a base may hold gzip members of another writer."""
     contents = graph.contents
+    if not contents.complete:
+        return  # Which members are layers is not known.
     layers = {member.name for image in (*judged.oci, *judged.docker) for member in image.layers if member}
     for name, at in contents.foreign_members.items():
         if contents.written_by_us and name not in layers:
