@@ -162,8 +162,8 @@ class _Build:
         limits = self.limits
         for layer in layers:
             if layer.tar_size > max(limits.ratio_floor, limits.ratio * layer.descriptor.size):
-                message = f"{layer.tar_size} bytes in {layer.descriptor.size}, over {limits.ratio} times as many: verify"
-                message += " and unpack take it only with --spec and a higher limits.ratio in the spec"
+                message = f"{layer.tar_size} bytes in {layer.descriptor.size}, over {limits.ratio} times as many:"
+                message += " verify and unpack take it only with --spec and a higher limits.ratio in the spec"
                 self.emit(Event("warning", f"layer {layer.name}", message=message))
 
     def _portable_plans(self, cuda: Path | None) -> tuple[LayerPlan, ...]:
