@@ -723,17 +723,20 @@ def runtime_root(staging):
 
 
 def interpreters(root):
-    """Every environment's Python must start from where it is now."""
-    envs = os.path.join(root, "envs")
+    """Every environment's Python must start from where it is now, off the shipped one where there is one."""
+    envs, shipped = os.path.join(root, "envs"), os.path.join(root, "python")
     for tier in sorted(os.listdir(envs)):
         python = os.path.join(envs, tier, "bin", "python")
         if not os.path.lexists(python):
             continue
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "LD_", "VIRTUAL_ENV"))}
         try:
-            done = subprocess.run([python, "-I", "-B", "-c", "import sys, encodings; print(sys.prefix)"], env=clean,
-                                  capture_output=True, text=True, timeout=120, close_fds=True)
+            done = subprocess.run([python, "-I", "-B", "-c", "import sys, encodings; print(sys.base_prefix)"],
+                                  env=clean, capture_output=True, text=True, timeout=120, close_fds=True)
             wrong = done.returncode and done.stderr.strip()[-300:] or ""
+            base = done.stdout.strip()
+            if not wrong and os.path.isdir(shipped) and os.path.realpath(base) != os.path.realpath(shipped):
+                raise Stop(3, "install.interpreter", f"the interpreter of {tier} runs off {base}, not off the shipped one")
         except (OSError, subprocess.TimeoutExpired) as error:
             wrong = str(error)
         if wrong:

@@ -18,7 +18,6 @@ _END = rb"(?![A-Za-z0-9._+@=-])"
 _INTERPRETER = re.compile(rb"#![ \t]*(\S*/)?(python[0-9.]*)([ \t][^\n]*)?\n")
 # uv's and distlib's launchers where the interpreter's path is too long or has a space.
 _LAUNCHER = re.compile(rb"#!/bin/sh\n'''exec' [\"']?(/[^\"'\n]*/python[0-9.]*)[\"']? \"\$0\" \"\$@\"\n' '''\n")
-_VERSION = re.compile(rb"^version(?:_info)? *= *(\d+)\.(\d+)", re.MULTILINE)
 _HOME = re.compile(rb"^home *=.*\n?", re.MULTILINE)
 _COMMAND = re.compile(rb"^(executable|command|base-[a-z-]+) *=.*\n?", re.MULTILINE)
 _SITE = re.compile(rb"(?P<env>(?:.*/)?)(?P<site>lib/python[0-9.]+/site-packages)/(?P<rest>.+)\Z", re.DOTALL)
@@ -99,17 +98,15 @@ def launcher(path: bytes, data: bytes, prefixes: Prefixes) -> bytes | None:
 def venv_settings(data: bytes, prefixes: Prefixes, home: bytes | None) -> bytes | None:
     """``pyvenv.cfg`` without paths of the build.
 
-    From 3.13 on, an interpreter without ``home`` follows its own link (cpython#135831), so the key goes; older ones
-    need it, and get the final place.
+    An interpreter without ``home`` follows its own link (cpython#135831; the same with 3.9 to 3.13 when it was tried),
+    so the key goes.
 
     Args:
         home: folder of the real interpreter below the root; None when it is outside, and then ``home`` stays.
     """
     out = _COMMAND.sub(lambda m: b"" if prefixes.named(m[0]) else m[0], data)
     if home is not None:
-        found = _VERSION.search(data)
-        new = tuple(map(int, found.groups())) >= (3, 13) if found else False
-        out = _HOME.sub(b"" if new else b"home = " + posixpath.join(prefixes.final, home) + b"\n", out, count=1)
+        out = _HOME.sub(b"", out)
     return None if out == data else out
 
 

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import shutil
+import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,12 +24,12 @@ from oci_builder.payload.bytecode import WORKER, compile_tree
 from oci_builder.payload.cuda import cuda_texts
 from oci_builder.payload.licences import collect_licences, python_texts
 from oci_builder.payload.overlay import export_source, overlay_identity, resolve_commit
-from oci_builder.payload.python import describe, original_names, stage_python
+from oci_builder.payload.python import original_names, stage_python
 from oci_builder.payload.relocate import apply_relocation, plan_relocation, prefixes_of
 from oci_builder.payload.relocate_audit import AuditOptions, audit
 from oci_builder.payload.uv import Interpreter, find_interpreter, find_uv
 
-_FORMAT = 3
+_FORMAT = 4
 _RECORD = "runtime.json"
 _MARKER_SCHEMA = "oci-builder/runtime/1"
 # Where a folder of the build machine may stand, and why that does no harm.
@@ -37,8 +38,7 @@ _ALLOWED = (
     ("python/bin/python3*", "the interpreter's own prefix, used only when no standard library lies beside it"),
     ("python/lib/libpython3*", "the interpreter's own prefix, used only when no standard library lies beside it"),
 )
-# Before this one an environment finds its interpreter by an absolute path only (cpython#135831).
-_FOLLOWS_LINKS = (3, 13)
+_ASK = "import json, os, sys; print(json.dumps([os.path.realpath(p) for p in (sys.prefix, sys.base_prefix)]))"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,8 @@ def assemble_runtime(
 
     Raises:
         SpecError: ``payload.python`` (tiers of two interpreters), ``payload.overlay`` (the source is another one).
-        CheckFailed: ``payload.audit`` when something still names the place where it was made.
+        CheckFailed: ``payload.audit`` when something still names the place where it was made, ``payload.python`` when
+            an environment does not find the shipped interpreter.
         TransportError: ``payload.*``, ``io.*``.
     """
     inputs = _inputs(spec, folder, work, tiers, emit)
@@ -178,6 +179,9 @@ def _make(spec: Spec, inputs: _Inputs, work: Path, place: Path, jobs: int, emit:
         if inputs.project is not None:
             export_source(inputs.project, inputs.commit, root / "source", inputs.overlay)
         _relocate(spec, inputs, work, root, jobs, emit)
+        if inputs.shipped is not None:
+            for name in inputs.tiers:
+                _prove_home(root, name)
         build = hashlib.sha256(inputs.python.identity.encode()).hexdigest()[:16]
         compile_tree(root, python, work / f"bytecode-{build}", jobs)
         _plain_folders(root)
@@ -194,12 +198,8 @@ def _make(spec: Spec, inputs: _Inputs, work: Path, place: Path, jobs: int, emit:
 def _relocate(spec: Spec, inputs: _Inputs, work: Path, root: Path, jobs: int, emit: Emit) -> None:
     built = {str(env): f"envs/{name}" for name, env in inputs.tiers.items()}
     if inputs.shipped:
-        about = describe(inputs.python.path)
         names = original_names(inputs.python.path)
         built |= {name: f"python/{below}".rstrip("/") for name, below in names.items()}
-        if tuple(map(int, about["version"].split("."))) < _FOLLOWS_LINKS:
-            told = f"environments of Python {about['version']} work at {spec.prefix} only"
-            emit(Event("warning", "runtime", message=f"{told}; from 3.13 on they can be moved"))
     prefixes = prefixes_of(root, spec.prefix, built)
     changes = plan_relocation(root, prefixes)
     apply_relocation(root, changes)
@@ -213,6 +213,26 @@ def _relocate(spec: Spec, inputs: _Inputs, work: Path, root: Path, jobs: int, em
         raise CheckFailed(
             "payload.audit", f"{len(wrong)} files hang on the place where they were made: {first}", where=wrong[0].where
         )
+
+
+def _prove_home(root: Path, tier: str) -> None:
+    """An environment at a place it was never told of runs off the interpreter beside it, and not off this machine's.
+
+    Raises:
+        CheckFailed: ``payload.python``.
+    """
+    python, home = root / "envs" / tier / "bin/python", os.path.realpath(root)
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "LD_", "VIRTUAL_"))}
+    done = subprocess.run(
+        [str(python), "-I", "-B", "-c", _ASK], capture_output=True, text=True, env=clean, cwd="/", check=False
+    )
+    wanted = [f"{home}/envs/{tier}", f"{home}/python"]
+    if done.returncode or json.loads(done.stdout) != wanted:
+        said = done.stderr.strip()[-300:] or f"it runs off {done.stdout.strip()}"
+        raise CheckFailed(
+            "payload.python", f"tiers.{tier}: its interpreter does not follow a runtime that moves: {said}; take "
+            "another Python", where=f"tiers.{tier}.python",
+        )  # fmt: skip
 
 
 def link_tree(source: Path, target: Path) -> None:

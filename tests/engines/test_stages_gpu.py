@@ -23,7 +23,7 @@ from tests.engines.stages_lab import LAYER, NCCL, ROOT, Lab, make_lab
 from tests.engines.test_local_limits import DRIVER, driver
 from tests.release.helpers import checks, gpus, receipt, signed
 
-SHIPPED = ("checks", "ensure_runtime.sh", "check_runtime.py", "activate.sh")
+SHIPPED = ("checks", "runtime_check", "ensure_runtime.sh", "check_runtime.py", "activate.sh")
 PYTHON = '#!/bin/sh\nexec /usr/bin/env python3 "$@"\n'
 
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from oci_builder.model.errors import SpecError
-from oci_builder.model.events import Event
+from oci_builder.model.errors import CheckFailed, SpecError
 from oci_builder.model.spec import Spec
+from oci_builder.payload import runtime as runtime_module
 from oci_builder.payload.runtime import Runtime, assemble_runtime
 from oci_builder.payload.tiers import realize_tiers
 from oci_builder.rootfs.host import python_executable
@@ -47,13 +47,13 @@ def other() -> Path:
     return found[0]
 
 
-@pytest.fixture
-def older() -> Path:
-    others = [*sorted(HOME.glob(".pyenv/versions/3.1[12]*/bin/python3")), Path("/usr/bin/python3")]
-    found = next((p for p in others if p.is_file() and p.resolve() != python_executable()), None)
-    if found is None:
-        pytest.skip("needs a second Python before 3.13")
-    return found
+def pythons(version: str) -> Path:
+    """A Python of this version that is not the one that runs us."""
+    found = [Path("/usr/bin/python3")] if version == "distribution" else sorted(
+        HOME.glob(f".pyenv/versions/{version}*/bin/python3")
+    )  # fmt: skip
+    there = next((p for p in found if p.is_file() and p.resolve() != python_executable()), None)
+    return there or pytest.skip(f"needs another Python: {version}")
 
 
 def test_the_host_bases_own_python_is_not_shipped(place: Path) -> None:
@@ -62,24 +62,29 @@ def test_the_host_bases_own_python_is_not_shipped(place: Path) -> None:
     assert os.path.realpath(runtime.tiers["base"] / "bin/python") == str(python_executable())
 
 
-def test_another_python_is_shipped_and_runs_wherever_the_prefix_is(place: Path, other: Path) -> None:
-    runtime = assembled(spec_of({"base": {"requirements": "base.txt", "python": str(other)}}), place)
+@pytest.mark.parametrize("version", ["3.13", "3.12", "distribution"])
+def test_another_python_is_shipped_and_runs_wherever_the_prefix_is(place: Path, version: str) -> None:
+    """Review 16: not off the build machine's own, whichever version it is."""
+    python = pythons(version)
+    runtime = assembled(spec_of({"base": {"requirements": "base.txt", "python": str(python)}}), place)
     moved = place / "moved"
     (moved / "envs").mkdir(parents=True)
     shutil.copytree(runtime.trees["python"], moved / "python", symlinks=True)
     shutil.copytree(runtime.tiers["base"], moved / "envs/base", symlinks=True)
     assert os.readlink(moved / "envs/base/bin/python").startswith("../../../python/bin/")
+    assert "home" not in (moved / "envs/base/pyvenv.cfg").read_text()
     code = "import json, sys, ssl, ctypes; print(json.dumps([sys.prefix, sys.base_prefix]))"
     said = json.loads(subprocess.check_output([moved / "envs/base/bin/python", "-I", "-c", code]))
-    assert said == [str(moved / "envs/base"), str(moved / "python")]
+    assert [os.path.realpath(path) for path in said] == [str(moved / "envs/base"), str(moved / "python")]
 
 
-def test_an_older_python_is_shipped_for_the_prefix_and_said_to_stay_there(place: Path, older: Path) -> None:
-    spec = spec_of({"base": {"requirements": "base.txt", "python": str(older)}})
-    told: list[Event] = []
-    runtime = assemble_runtime(spec, place, place / "work", realize_tiers(spec, place, place / "work"), 2, told.append)
-    assert "home = /opt/x/python/bin\n" in (runtime.tiers["base"] / "pyvenv.cfg").read_text()
-    assert [e.kind for e in told if "can be moved" in e.message] == ["warning"]
+def test_an_interpreter_that_stays_behind_is_refused(place: Path, other: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a moved runtime would do is tried before it is packed."""
+    monkeypatch.setattr(runtime_module, "apply_relocation", lambda root, changes: None)
+    monkeypatch.setattr(runtime_module, "audit", lambda root, options: ())
+    with pytest.raises(CheckFailed) as caught:
+        assembled(spec_of({"base": {"requirements": "base.txt", "python": str(other)}}), place)
+    assert caught.value.code == "payload.python"
 
 
 def test_tiers_of_two_pythons_are_refused(place: Path, other: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
 import os
 import shutil
@@ -17,15 +17,11 @@ FILES = Path(__file__).parents[2] / "layers/files"
 PYTHON = str(Path(getattr(sys, "_base_executable", sys.executable)).resolve())
 
 
-def load() -> Any:
-    spec = importlib.util.spec_from_file_location("check_runtime", FILES / "check_runtime.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-check = load()
+# Python's search path as the program makes it; at the end, so that nothing of the tests is hidden.
+sys.path.append(str(FILES))
+cluster, host, installation, shipped = (
+    importlib.import_module(f"runtime_check.{name}") for name in ("cluster", "host", "installation", "shipped")
+)
 
 
 @pytest.fixture
@@ -37,9 +33,10 @@ def prefix(tmp_path: Path) -> Path:
         inventory = {"packages": [{"name": "torch", "version": "1"}], "omitted": {"deep-ep": "needs nvcc"} if tier == "base" else {}}
         (root / f"inventory-{tier}.json").write_text(json.dumps(inventory))
     shutil.copytree(FILES / "checks", root / "checks", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(FILES / "runtime_check", root / "runtime_check", ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("check_runtime.py", "nrl-run-record"):
         shutil.copy(FILES / name, root)
-    for tool in check.TOOLS:
+    for tool in installation.TOOLS:
         (root / "cuda/bin").mkdir(parents=True, exist_ok=True)
         shutil.copy("/bin/true", root / "cuda/bin" / tool)
     (root / "cuda/include").mkdir()
@@ -112,7 +109,7 @@ def test_a_result_that_cannot_be_written_is_said(prefix: Path) -> None:
 def test_it_writes_no_bytecode_into_the_runtime(prefix: Path) -> None:
     run(prefix, "--gpu", "--imports", NRL_CHECK_LIBCUDA="/nowhere/libcuda.so.1")
     run(prefix, "--imports", "--tier", "base")
-    assert list((prefix / "checks").rglob("*.pyc")) == []
+    assert [p for place in ("checks", "runtime_check") for p in (prefix / place).rglob("*.pyc")] == []
 
 
 def test_zero_gpus_is_a_failure(prefix: Path) -> None:
@@ -123,11 +120,31 @@ def test_zero_gpus_is_a_failure(prefix: Path) -> None:
 
 def test_imports_run_in_a_network_of_their_own(prefix: Path) -> None:
     """An absent package fails by name; what the build left out is skipped with its reason."""
-    status, rows, _ = run(prefix, "--imports", "--tier", "base")
+    (prefix / "envs/automodel").symlink_to("base")
+    shutil.copy(prefix / "inventory-base.json", prefix / "inventory-automodel.json")
+    status, rows, _ = run(prefix, "--imports", "--tier", "base", "--tier", "automodel")
     assert status == 1 and "torch" in rows["imports:base"]["reason"]
     if os.geteuid() == 0:
         assert "network" not in rows["imports:base"]["reason"]
     assert rows["import:deep_ep"]["outcome"] == "skipped" and "needs nvcc" in rows["import:deep_ep"]["reason"]
+
+
+def test_what_one_tier_lacks_is_skipped_for_that_tier_only(prefix: Path) -> None:
+    """Review 24: a package that this tier has, and that is broken there, is no omission of another tier's."""
+    (prefix / "envs/automodel").symlink_to("base")
+    (prefix / "inventory-automodel.json").write_text(json.dumps({"packages": [], "omitted": {}}))
+    inventory = {"packages": [], "omitted": {"deep-ep": "needs nvcc"}}
+    (prefix / "inventory-vllm.json").write_text(json.dumps(inventory))
+    _, rows, _ = run(prefix, "--imports", "--tier", "automodel", "--tier", "vllm")
+    assert rows["import:deep_ep"]["outcome"] == "fail"
+    assert rows["import:deep_ep:vllm"]["outcome"] == "skipped"
+
+
+def test_a_tier_that_runs_off_another_interpreter_than_the_shipped_one_fails(prefix: Path) -> None:
+    """Review 16: it works on the build machine only."""
+    (prefix / "python").mkdir()
+    _, rows, _ = run(prefix)
+    assert rows["interpreter:vllm"]["outcome"] == "fail" and "runs off" in rows["interpreter:vllm"]["reason"]
 
 
 def test_a_users_full_caches_are_not_the_checks(prefix: Path, tmp_path: Path) -> None:
@@ -201,7 +218,7 @@ def test_a_long_folder_for_rays_sockets(prefix: Path, tmp_path: Path) -> None:
 )
 def test_driver_releases(tmp_path: Path, text: str, good: bool) -> None:
     (tmp_path / "version").write_text(text)
-    assert (check.driver(True, str(tmp_path / "version"))["outcome"] == "pass") is good
+    assert (host.driver(True, str(tmp_path / "version"))["outcome"] == "pass") is good
 
 
 def node(host: str, **changes: Any) -> dict[str, Any]:
@@ -218,13 +235,13 @@ def node(host: str, **changes: Any) -> dict[str, Any]:
     ],
 )  # fmt: skip
 def test_nodes_that_differ(change: dict[str, Any], row: str) -> None:
-    rows = check.judge_cluster(Path("/p"), {"1": node("one"), "2": node("two", **change)})
+    rows = cluster.judge_cluster(Path("/p"), {"1": node("one"), "2": node("two", **change)})
     assert {r["name"]: r["outcome"] for r in rows}[row] == "fail"
 
 
 def test_equal_nodes_pass() -> None:
     nodes = {"1": node("one"), "2": node("two"), "3": node("three", root="/link/p/envs", same=True)}
-    rows = check.judge_cluster(Path("/p"), nodes)
+    rows = cluster.judge_cluster(Path("/p"), nodes)
     assert [r["outcome"] for r in rows] == ["pass"] * 4
 
 
@@ -233,7 +250,8 @@ def test_without_a_cluster_it_fails(prefix: Path) -> None:
     assert status == 1 and rows["cluster"]["outcome"] == "fail"
 
 
-@pytest.mark.parametrize("name", ["check_runtime.py", "nrl-run-record", "source_overlay/apply.py", "source_overlay/prebuilt_env.py"])
+@pytest.mark.parametrize("name", ["check_runtime.py", "nrl-run-record", "source_overlay/apply.py", "source_overlay/prebuilt_env.py",
+                                  *(f"runtime_check/{p.name}" for p in sorted((FILES / "runtime_check").glob("*.py")))])  # fmt: skip
 def test_shipped_programs_compile_on_python_3_10(name: str) -> None:
     old = next(map(str, Path.home().glob(".pyenv/versions/3.10*/bin/python3")), None) or shutil.which("python3.10")
     if old is None:

@@ -16,6 +16,7 @@ class CheckRuntime(Case):
         (self.root / "envs/base/bin").mkdir(parents=True)
         for name in ("check_runtime.py", "nrl-run-record"):
             shutil.copy(FILES / name, self.root)
+        shutil.copytree(FILES / "runtime_check", self.root / "runtime_check")
 
     def test_it_answers_in_json_with_a_status_that_agrees(self) -> None:
         done = self.call(PYTHON, "-I", "-S", self.root / "check_runtime.py", "--json", "-")

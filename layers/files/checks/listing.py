@@ -13,9 +13,9 @@ from .operators import OPERATORS
 
 STAGES = ("container-check", "single", "nccl")
 SHM = 1 << 30
-# The tier in which a driver-linked module lives.
-_HOMES = {"deep_ep": "automodel", "deep_gemm": "vllm", "vllm._C": "vllm", "vllm.cumem_allocator": "vllm",
-          "mooncake": "vllm"}  # fmt: skip
+# The tiers in which a driver-linked module lives; the first one's check has the module's name alone.
+_HOMES = {"deep_ep": ("automodel", "vllm"), "deep_gemm": ("vllm",), "vllm._C": ("vllm",),
+          "vllm.cumem_allocator": ("vllm",), "mooncake": ("vllm",)}  # fmt: skip
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -56,11 +56,11 @@ def checks(
         inventory = f"{prefix}/inventory-{tier}.json"
         words = ("imports", "--tier", tier, "--inventory", inventory, *named, *flag)
         found.append(one(f"imports:{tier}", tier, *words, **needs))
-    for module in DRIVER_LINKED:
-        if _HOMES[module] in tiers:
-            more = needs if single else {"deferrable": True}
-            argv = ("import", module, "--inventory", f"{prefix}/inventory-{_HOMES[module]}.json", *flag)
-            found.append(one(f"import:{module}", _HOMES[module], *argv, **more))
+    more = needs if single else {"deferrable": True}
+    for module, tier in ((name, home) for name in DRIVER_LINKED for home in _HOMES[name] if home in tiers):
+        argv = ("import", module, "--inventory", f"{prefix}/inventory-{tier}.json", *flag)
+        name = f"import:{module}" if tier == _HOMES[module][0] else f"import:{module}:{tier}"
+        found.append(one(name, tier, *argv, **more))
     return found + (_single(one, gpu, prefix, tiers, second, trainer) if single else [])
 
 
