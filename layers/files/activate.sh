@@ -65,8 +65,13 @@ _nrl_activate() {
   key=$(sed -n 's/.*"sha256": *"\([0-9a-f]\{16\}\).*/\1/p' "$prefix/.nrl-install/installed.json" 2>/dev/null) || key=
   [ -n "$key" ] || key=prefix-$(printf '%s' "$prefix" | cksum | tr -d ' ')
   cache=${NRL_CACHE_ROOT:-${XDG_CACHE_HOME:-${HOME:-/tmp/nrl-$(id -u)}/.cache}/nrl-runtime}
+  # Either may be spelled through a link.
+  part=$(realpath -m -- "$cache" 2>/dev/null) || part=$cache
+  case $part/ in
+    "$prefix"/* | "$(cd -P -- "$prefix" >/dev/null && pwd)"/*)
+      _nrl_say "NRL_CACHE_ROOT=$cache is inside the prefix"; return 2 ;;
+  esac
   case $cache in
-    "$prefix" | "$prefix"/*) _nrl_say "NRL_CACHE_ROOT=$cache is inside the prefix"; return 2 ;;
     /*) ;;
     *) _nrl_say "NRL_CACHE_ROOT=$cache is not an absolute path"; return 2 ;;
   esac

@@ -80,7 +80,14 @@ main() {
   if [ "$#" -lt 2 ] || [ "$#" -gt 3 ]; then
     die 2 install.usage 'usage: ensure_runtime.sh <URL or file> <sha256> [prefix]'
   fi
-  local source=$1 sha=${2#sha256:} prefix=${3:-${NRL_RUNTIME_PREFIX:-${HOME:-}/.local/share/nemo-rl-v070-b200}}
+  local source=$1 sha=${2#sha256:} prefix=${3-}
+  # A caller's unset variable is no wish for the default.
+  [ "$#" -lt 3 ] || [ -n "$prefix" ] || die 2 install.usage 'the prefix is empty; leave it out for the default'
+  [ -n "$prefix" ] || prefix=${NRL_RUNTIME_PREFIX:-}
+  if [ -z "$prefix" ]; then
+    [ -n "${HOME:-}" ] || die 2 install.usage 'HOME is not set: name the prefix, or set NRL_RUNTIME_PREFIX'
+    prefix=$HOME/.local/share/nemo-rl-v070-b200
+  fi
   [[ $sha =~ ^[0-9a-fA-F]{64}$ ]] || die 2 install.usage "not a SHA-256 (64 hex digits): $sha"
   sha=${sha,,}
   numbers
@@ -122,11 +129,19 @@ failed_python() { # status
   exit "$1"
 }
 
-# A lock file that is removed afterwards: whoever gets the lock on a removed file takes the new one.
+# A lock file that is removed afterwards: whoever gets the lock on a removed file takes the new one. Who may not write
+# beside the prefix can still re-check what is there.
 lock() { # prefix sha; sets STATE
   local status
   while :; do
-    exec 9>>"$BESIDE.lock" || die 5 io.readonly "cannot write beside $1"
+    if ! { exec 9>>"$BESIDE.lock"; } 2>/dev/null; then
+      helper state "$1" "$2"
+      status=$?
+      [ "$status" != 0 ] || die 5 io.readonly "cannot write beside $1"
+      STATE=same
+      [ "$status" != 76 ] || status=0
+      return "$status"
+    fi
     waited lock "$BESIDE.lock" "$1" "$2"
     status=$?
     [ "$status" != 75 ] || continue
@@ -260,7 +275,7 @@ import concurrent.futures, errno, fcntl, gzip, hashlib, json, os, platform, re, 
 import zlib
 
 RECORD, FILES = "installed.json", "files.json.gz"
-OWN = ".nrl-install"
+OWN, FAILED = ".nrl-install", ".nrl-failed"
 JOBS = max(1, int(os.environ.get("NRL_JOBS") or len(os.sched_getaffinity(0))))
 # Written at run time inside the prefix: what upstream patches in vLLM, with a lock beside it.
 VOLATILE = re.compile(
@@ -326,6 +341,8 @@ def begin(text):
 
 
 def host():
+    if sys.version_info < (3, 10):
+        raise Stop(2, "install.host", f"{sys.executable} is Python {platform.python_version()}, older than 3.10")
     if sys.platform != "linux" or platform.machine() != "x86_64":
         raise Stop(2, "install.host", f"Linux x86_64 is needed, this is {sys.platform} {platform.machine()}")
     try:
@@ -748,10 +765,10 @@ def install(archive, sha, place, checked=""):
         digest(archive, sha)
     parent, name = os.path.split(place)
     staging = os.path.join(parent, f".{name}.staging-{os.uname().nodename}-{os.getpid()}")
-    for old in os.listdir(parent):
-        if old == f".{name}.failed":
-            say(f"removing what an earlier failure left: {os.path.join(parent, old)}")
-            remove(os.path.join(parent, old))
+    earlier = os.path.join(parent, f".{name}.failed")
+    if os.path.isfile(os.path.join(earlier, FAILED)):
+        say(f"removing what an earlier failure left: {earlier}")
+        remove(earlier)
     try:
         with open(archive, "rb", buffering=0) as file:
             before = os.fstat(file.fileno())
@@ -769,7 +786,7 @@ def install(archive, sha, place, checked=""):
         unpacker.finish()
         publish(root, place, sha)
     except BaseException:
-        keep_failed(staging, os.path.join(parent, f".{name}.failed"))
+        keep_failed(staging, earlier)
         raise
     remove(staging)
 
@@ -831,6 +848,9 @@ def remove(place):
 def keep_failed(staging, failed):
     if os.path.isdir(staging):
         try:
+            os.chmod(staging, 0o700)
+            with open(os.path.join(staging, FAILED), "w") as file:  # says whose the folder is
+                file.write("left by ensure_runtime.sh for diagnosis; the next start removes it\n")
             os.rename(staging, failed)
         except OSError:
             failed = staging
@@ -938,7 +958,7 @@ def settle(place):
 def run(command, *arguments):
     stop_on_signals()
     commands = {"begin": begin, "lock": lock, "space": space, "digest": digest, "install": install,
-                "recheck": recheck, "size": lambda path: print(os.path.getsize(path))}
+                "recheck": recheck, "state": state, "size": lambda path: print(os.path.getsize(path))}
     try:
         return commands[command](*arguments) or 0
     except Stop as stop:

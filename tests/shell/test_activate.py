@@ -121,6 +121,15 @@ def test_refusals_change_nothing(root: Path, shell: str, given: dict[str, str], 
     assert {k: v for k, v in after.items() if k not in ("_", "SHLVL", "OLDPWD", "PWD")} == before
 
 
+@pytest.mark.parametrize("shell", SHELLS)
+@pytest.mark.parametrize("spelled", ["cache", "prefix"])
+def test_a_cache_in_the_prefix_is_found_through_links(root: Path, tmp_path: Path, shell: str, spelled: str) -> None:
+    (tmp_path / "link").symlink_to(root)
+    cache, prefix = (tmp_path / "link", root) if spelled == "cache" else (root, tmp_path / "link")
+    done = run(shell, f". {prefix}/activate.sh || exit 9", NRL_CACHE_ROOT=str(cache / "new/c"))
+    assert done.returncode == 9 and "inside the prefix" in done.stderr
+
+
 def test_overlay_online_and_short_ray_folder(root: Path, tmp_path: Path) -> None:
     """B197, B198: a scheduler's TMPDIR does not lengthen Ray's sockets."""
     overlaid(tmp_path / "mine")
