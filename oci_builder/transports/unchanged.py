@@ -15,8 +15,11 @@ from oci_builder.model.jsontext import dump_json
 from oci_builder.model.spec import DockerBase, HostBase, OciBase, RootfsBase, Spec
 from oci_builder.rootfs.host import host_plan
 from oci_builder.rootfs.layers import layer_keys
-from oci_builder.rootfs.scan_fingerprint import fingerprint
+from oci_builder.rootfs.scan_fingerprint import fingerprint, fingerprints
 from oci_builder.store.cache import BuildCache
+
+# No tier can have this name.
+_FILES = "files/"
 
 
 def input_key(
@@ -36,12 +39,12 @@ def input_key(
             parts.append(identity(folder / base.oci))
         case DockerBase() as base:
             parts.append(identity(folder / base.docker))
+    trees = dict(sorted(tiers.items()))
     if spec.files is not None:
-        files = folder / spec.files
-        if not files.is_dir():
-            raise SpecError("spec.path", f"files: there is no folder {show(str(files))}", where="files")
-        parts.append(fingerprint(files))
-    parts += [[name, fingerprint(path)] for name, path in sorted(tiers.items())]
+        trees[_FILES] = folder / spec.files
+        if not trees[_FILES].is_dir():
+            raise SpecError("spec.path", f"files: there is no folder {show(str(trees[_FILES]))}", where="files")
+    parts += zip(trees, fingerprints(list(trees.values())), strict=True)
     return hashlib.sha256(b"inputs" + dump_json(parts)).digest()
 
 
