@@ -8,20 +8,12 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import TextIO
-
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TransferSpeedColumn,
-)
+from typing import TYPE_CHECKING, TextIO
 
 from oci_builder.model.events import Emit, Event
+
+if TYPE_CHECKING:
+    from rich.progress import TaskID
 
 
 @contextmanager
@@ -70,10 +62,14 @@ class _Bars:
     """A bar a task, with bytes, speed and time."""
 
     def __init__(self, out: TextIO, verbose: bool) -> None:
+        # Here, for a command without a terminal has no use for it and starts faster.
+        from rich import progress
+        from rich.console import Console
+
         self._verbose = verbose
-        self._progress = Progress(
-            TextColumn("{task.description:<34.34}"), BarColumn(28), DownloadColumn(), TransferSpeedColumn(),
-            TimeElapsedColumn(), console=Console(file=out), transient=False,
+        self._progress = progress.Progress(
+            progress.TextColumn("{task.description:<34.34}"), progress.BarColumn(28), progress.DownloadColumn(),
+            progress.TransferSpeedColumn(), progress.TimeElapsedColumn(), console=Console(file=out), transient=False,
         )  # fmt: skip
         self._tasks: dict[str, TaskID] = {}
         self._lock = threading.Lock()

@@ -33,6 +33,7 @@ from oci_builder.model.report import Report
 from oci_builder.model.spec import Spec, load_spec
 from oci_builder.payload.runtime import assemble_runtime
 from oci_builder.payload.tiers import realize_tiers
+from oci_builder.payload.uv import Programs
 from oci_builder.readiness import readiness
 from oci_builder.record import RecordRequest, record
 from oci_builder.release.folder import ReleaseFolder
@@ -52,8 +53,8 @@ def build_stage(request: Request, emit: Emit) -> Outcome:
     path = Path(request.spec)
     spec, folder, work = load_spec(path), path.absolute().parent, Path(request.cache) / "tiers"
     probe_hard_links(Path(request.cache))
-    tiers = realize_tiers(spec, folder, work, emit)
-    runtime = assemble_runtime(spec, folder, work, tiers, jobs(request), emit)
+    tiers = realize_tiers(spec, folder, work, emit, programs := Programs(work))
+    runtime = assemble_runtime(spec, folder, work, tiers, jobs(request), emit, programs)
     notes = [f"tier {name}: {place}" for name, place in runtime.tiers.items()]
     notes += [f"{name}: {place}" for name, place in runtime.trees.items()]
     return Outcome({name: digest_of(data) for name, data in runtime.files.items()}, notes=tuple(notes))

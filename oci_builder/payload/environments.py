@@ -25,7 +25,7 @@ from oci_builder.model.spec import LockTier, RequirementsTier
 from oci_builder.payload.checkout import check_commit, clone, file_at, top_of, untracked
 from oci_builder.payload.inventory import from_lock, from_requirements, inventory, local_sources, normalize
 from oci_builder.payload.lists import all_there, check_list, keep_packages
-from oci_builder.payload.uv import UV_VERSION, Interpreter, Uv, find_interpreter, find_uv, probe_links
+from oci_builder.payload.uv import UV_VERSION, Interpreter, Programs, Uv, probe_links
 
 INVENTORY = "inventory.json"
 _FORMAT = 3  # of the result: a number more when the same inputs give another environment
@@ -49,7 +49,9 @@ class _Recipe:
     install: Callable[[Uv, Path, Path], None]
 
 
-def realize(name: str, tier: RequirementsTier | LockTier, folder: Path, work: Path, emit: Emit) -> Path:
+def realize(
+    name: str, tier: RequirementsTier | LockTier, folder: Path, work: Path, emit: Emit, programs: Programs | None = None
+) -> Path:
     """The environment's folder; idempotent: the same inputs give the folder that stands there.
 
     Beside it lies ``inventory.json``: every package, and what was left out with the reason.
@@ -68,8 +70,8 @@ def realize(name: str, tier: RequirementsTier | LockTier, folder: Path, work: Pa
         recipe = _requirements(tier, folder, where)
     else:
         recipe = _lock(tier, folder, where, emit)
-    uv = find_uv(work)
-    python = find_interpreter(tier.python, uv, f"{where}.python")
+    programs = programs or Programs(work)
+    uv, python = programs.uv, programs.interpreter(tier.python, f"{where}.python")
     parts = [_FORMAT, UV_VERSION, str(python.path), python.identity, recipe.inputs, dict(tier.omit)]
     place = work / f"{name}-{hashlib.sha256(dump_json(parts)).hexdigest()[:20]}"
     if not (place / INVENTORY).is_file():

@@ -18,7 +18,6 @@ from typing import Any
 from oci_builder.model.errors import SpecError, disk_error, show
 from oci_builder.model.events import Emit, Event
 from oci_builder.model.jsontext import dump_json
-from oci_builder.payload.python_libraries import carry_libraries
 from oci_builder.payload.uv import Interpreter
 
 _FORMAT = 4
@@ -56,6 +55,8 @@ def stage_python(interpreter: Interpreter, work: Path, emit: Emit) -> Path:
     place = _standing(record)
     if place is not None:
         return place
+    from oci_builder.payload.python_libraries import carry_libraries  # brings elftools, of no use when nothing is made
+
     about = describe(interpreter.path)
     staging = work / f".python-{identity}.partial-{os.getpid()}"
     shutil.rmtree(staging, ignore_errors=True)

@@ -27,7 +27,7 @@ from oci_builder.payload.overlay import export_source, overlay_identity, resolve
 from oci_builder.payload.python import original_names, stage_python
 from oci_builder.payload.relocate import apply_relocation, plan_relocation, prefixes_of
 from oci_builder.payload.relocate_audit import AuditOptions, audit
-from oci_builder.payload.uv import Interpreter, find_interpreter, find_uv
+from oci_builder.payload.uv import Interpreter, Programs
 
 _FORMAT = 4
 _RECORD = "runtime.json"
@@ -75,7 +75,13 @@ class _Inputs:
 
 
 def assemble_runtime(
-    spec: Spec, folder: Path, work: Path, tiers: Mapping[str, Path], jobs: int, emit: Emit = silent
+    spec: Spec,
+    folder: Path,
+    work: Path,
+    tiers: Mapping[str, Path],
+    jobs: int,
+    emit: Emit = silent,
+    programs: Programs | None = None,
 ) -> Runtime:
     """Bring the tiers together. Idempotent: the same inputs give the folder that stands there.
 
@@ -83,6 +89,7 @@ def assemble_runtime(
         folder: relative paths of the spec are relative to it.
         work: where environments are made.
         tiers: name -> folder, as ``realize_tiers`` gives them.
+        programs: what the caller asked already.
 
     Raises:
         SpecError: ``payload.python`` (tiers of two interpreters), ``payload.overlay`` (the source is another one).
@@ -90,7 +97,7 @@ def assemble_runtime(
             an environment does not find the shipped interpreter.
         TransportError: ``payload.*``, ``io.*``.
     """
-    inputs = _inputs(spec, folder, work, tiers, emit)
+    inputs = _inputs(spec, folder, work, tiers, emit, programs or Programs(work))
     if inputs is None:
         return Runtime(dict(tiers), files=_marker(spec) if spec.release is not None else {})
     place = work / f"runtime-{_key(spec, inputs)}"
@@ -123,15 +130,16 @@ def add_licences(runtime: Runtime, cuda: Path | None) -> Runtime:
     return replace(runtime, files={**runtime.files, **collect_licences(runtime.tiers, extra)})
 
 
-def _inputs(spec: Spec, folder: Path, work: Path, tiers: Mapping[str, Path], emit: Emit) -> _Inputs | None:
+def _inputs(
+    spec: Spec, folder: Path, work: Path, tiers: Mapping[str, Path], emit: Emit, programs: Programs
+) -> _Inputs | None:
     uv_tiers = {name: tier for name, tier in spec.tiers.items() if not isinstance(tier, PathTier)}
     if not uv_tiers:
         return None
-    uv = find_uv(work)
     # A host base has the interpreter that runs us at its own path; every other must come along.
     found = {
         name: (
-            find_interpreter(tier.python, uv, f"tiers.{name}.python"),
+            programs.interpreter(tier.python, f"tiers.{name}.python"),
             not (isinstance(spec.base, HostBase) and tier.python == "host"),
         )
         for name, tier in uv_tiers.items()

@@ -11,6 +11,7 @@ import sysconfig
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from oci_builder.model.errors import IntegrityError, SpecError, TransportError, show
@@ -63,6 +64,29 @@ class Interpreter:
 
     path: Path
     identity: str
+
+
+class Programs:
+    """uv and the interpreters that one build needs: each is looked for, and asked what it is, once.
+
+    Args:
+        work: as for ``find_uv``.
+    """
+
+    def __init__(self, work: Path) -> None:
+        self._work = work
+        self._found: dict[str, Interpreter] = {}
+
+    @cached_property
+    def uv(self) -> Uv:
+        """As ``find_uv``."""
+        return find_uv(self._work)
+
+    def interpreter(self, wanted: str, where: str) -> Interpreter:
+        """As ``find_interpreter``."""
+        if wanted not in self._found:
+            self._found[wanted] = find_interpreter(wanted, self.uv, where)
+        return self._found[wanted]
 
 
 def find_uv(work: Path) -> Uv:

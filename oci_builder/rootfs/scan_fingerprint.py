@@ -55,7 +55,7 @@ def fingerprints(roots: Sequence[Path]) -> list[str]:
 
 
 def _elsewhere(root: Path) -> str:
-    argv = [sys.executable, "-I", "-S", scan_quick.__file__, root.resolve()]
+    argv = [sys.executable, "-I", "-S", scan_quick.__file__, str(root.resolve())]
     try:
         done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False)
     except OSError:

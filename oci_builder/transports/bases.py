@@ -14,8 +14,6 @@ from oci_builder.store.blobs import DirStore
 from oci_builder.transports.admit import admit_image
 from oci_builder.transports.base_archive import bring_archive
 from oci_builder.transports.host import load_host
-from oci_builder.transports.registry_policy import RegistryOptions
-from oci_builder.transports.registry_pull import Pins, load_registry
 from oci_builder.transports.rootfs import RootfsOptions, load_rootfs
 
 _SCRATCH = {"architecture": "amd64", "os": "linux", "config": {"Env": ["PATH=/usr/local/bin:/usr/bin:/bin"]}}
@@ -48,6 +46,10 @@ def load_base(spec: Spec, folder: Path, store: DirStore, write: WriteOptions, em
     limits = spec.effective_limits
     match spec.base:
         case RegistryBase() as base:
+            # Here and not above: most builds talk to no registry, and its libraries take half of a second to import.
+            from oci_builder.transports.registry_policy import RegistryOptions
+            from oci_builder.transports.registry_pull import Pins, load_registry
+
             options = RegistryOptions(limits=limits, plain_http=base.plain_http)
             pins = Pins(base.manifest, base.config)
             pulled = load_registry(

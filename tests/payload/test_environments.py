@@ -115,7 +115,7 @@ def test_another_interpreter_build_is_another_environment(place: Path, monkeypat
         found = real(*args)  # type: ignore[arg-type]
         return tools.Interpreter(found.path, found.identity + " rebuilt")
 
-    monkeypatch.setattr(environments, "find_interpreter", other)
+    monkeypatch.setattr(tools, "find_interpreter", other)
     assert realize("base", TIER, place, place / "work", silent) != first
 
 

@@ -183,7 +183,7 @@ def test_an_upgraded_library_of_the_machine_is_another_copy(tmp_path: Path, monk
     """The old one would be shipped for ever: OpenSSL is upgraded under the same interpreter."""
     library = tmp_path / "libssl.so.3"
     library.write_text("with a fault")
-    monkeypatch.setattr(python_module, "carry_libraries", lambda *_: {library.name: library})
+    monkeypatch.setattr(python_libraries, "carry_libraries", lambda *_: {library.name: library})
     work = tmp_path / "work"
     old = staged(BASE, work)
     assert staged(BASE, work) == old
