@@ -160,10 +160,10 @@ def chain(steps: Steps, spec: dict[str, Any]) -> None:
     sign(steps, archives, session.out / "gates.json")
     shutil.rmtree(cache / "staged", ignore_errors=True)
     if not options.root_only:
-        rootless(steps, archives, [*jobs, *gpu])
+        rootless(steps, spec, archives, [*jobs, *gpu])
     tree = session.work / "tree"
     if not options.brief and not steps.cli("unpack", 90, "unpack", archives[0], str(tree), *jobs):
-        moved_and_alone(steps, spec, tree)
+        moved_and_alone(steps, spec, tree, "root")
 
 
 def sign(steps: Steps, archives: list[str], receipt: Path) -> None:
@@ -174,16 +174,21 @@ def sign(steps: Steps, archives: list[str], receipt: Path) -> None:
     private, folder = session.work / "key", session.out / "signed"
     folder.mkdir(exist_ok=True)
     named = [word for archive in archives for word in ("--archive", archive)]
-    if steps.cli("key", 20, "key", "new", str(private)):
-        return
-    shutil.copy(private.with_name("key.pub"), session.out / "key.pub")
-    said = session.work / "receipt.json"
+    if not private.exists():
+        if steps.cli("key", 20, "key", "new", str(private)):
+            return
+        shutil.copy(private.with_name("key.pub"), session.out / "key.pub")
+    said = session.work / receipt.name
     said.write_text(json.dumps(json.loads(receipt.read_text())["predicate"]))
-    steps.cli("sign", 60, "receipt", "sign", str(said), str(folder), *named, "--key", str(private))
+    step = "sign" if receipt.stem == "gates" else f"sign-{receipt.stem}"
+    steps.cli(step, 60, "receipt", "sign", str(said), str(folder), *named, "--key", str(private))
 
 
-def rootless(steps: Steps, archives: list[str], more: list[str]) -> None:
-    """The same gates as an ordinary user, who verifies, unpacks and runs all of it without any right of root."""
+def rootless(steps: Steps, spec: dict[str, Any], archives: list[str], more: list[str]) -> None:
+    """The same as an ordinary user, who verifies, unpacks and runs all of it without any right of root.
+
+    With several GPUs that is the exchange between them, too, and that one of them alone is refused.
+    """
     session = steps.session
     shutil.copytree(REPOSITORY / "oci_builder", session.work / "oci_builder",
                     ignore=shutil.ignore_patterns("__pycache__"))  # fmt: skip
@@ -195,11 +200,24 @@ def rootless(steps: Steps, archives: list[str], more: list[str]) -> None:
     gates = ["--exec", "--cache", str(home / "cache"), "--receipt", str(home / "gates.json"), *more]
     steps.cli("rootless", 330, "verify", *archives, *gates, needed=60, user=home)
     if (home / "gates.json").exists():
-        shutil.copy(home / "gates.json", session.out / "gates-rootless.json")
+        kept = session.out / "gates-rootless.json"
+        shutil.copy(home / "gates.json", kept)
+        sign(steps, archives, kept)
+        require_ordinary(steps, kept)
+    for tree in home.glob("cache/staged/*/rootfs"):
+        moved_and_alone(steps, spec, tree, "rootless")
     shutil.rmtree(home, ignore_errors=True)
 
 
-def moved_and_alone(steps: Steps, spec: dict[str, Any], tree: Path) -> None:
+def require_ordinary(steps: Steps, receipt: Path) -> None:
+    """The receipt must say itself that no right of root was used; else it proves nothing about ordinary users."""
+    sandbox = json.loads(receipt.read_text())["predicate"]["details"]["sandbox"]
+    if sandbox["isolation"] != "rootless" or "user" not in sandbox["namespaces"]:
+        steps.session.say(f"{receipt.name}: not rootless: {sandbox}")
+        steps.good = False
+
+
+def moved_and_alone(steps: Steps, spec: dict[str, Any], tree: Path, isolation: str) -> None:
     """The relocation check with the prefix at two places; and with one GPU the exchange between GPUs must fail."""
     again = {"source": str(tree / PREFIX.lstrip("/")), "target": MOVED}
     more: dict[str, Any] = {"config": {"Env": spec["env"]}, "binds": [again]}
@@ -209,12 +227,13 @@ def moved_and_alone(steps: Steps, spec: dict[str, Any], tree: Path) -> None:
     relocation = {"name": "relocation", "argv": argv, "result": "json", **common}
     refused = {"name": "one-rank-is-refused", "argv": [*program, "nccl"], "exit": 1,
                "stdout": [r'"outcome": "fail", "reason": "1 GPUs, 2 wanted'], **common}  # fmt: skip
+    end = "" if isolation == "root" else f"-{isolation}"
     if steps.options.small:
         more["gpu"] = None
-    steps.requested("relocation", request(str(tree), "root", [relocation], **more))
+    steps.requested(f"relocation{end}", request(str(tree), isolation, [relocation], **more))
     if not steps.options.small:
         more["gpu"] = {"devices": ["0"]}
-        steps.requested("one-gpu", request(str(tree), "root", [refused], **more))
+        steps.requested(f"one-gpu{end}", request(str(tree), isolation, [refused], **more))
 
 
 def threads(steps: Steps) -> None:
