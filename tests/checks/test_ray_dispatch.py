@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -15,34 +16,55 @@ from nrl_checks import ray_dispatch
 from nrl_checks.common import CheckFailed, Result
 
 MAPPING = {tier: f"/rt/envs/{tier}/bin/python" for tier in ("base", "automodel", "vllm")}
+UUIDS = ["GPU-a", "GPU-b"]
 
 
-def answers(**change: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def answers(**change: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """What two workers a tier say; the second one with changes."""
     versions = {"base": "5.8.1", "automodel": "5.5.0", "vllm": "5.8.1"}
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, list[dict[str, Any]]] = {}
     for tier, version in versions.items():
-        found[tier] = {"executable": MAPPING[tier], "prefix": f"/rt/envs/{tier}", "ray": "2.55.1", "transformers": version}
-        found[tier].update(change.get(tier, {}))
+        shared = {"executable": MAPPING[tier], "prefix": f"/rt/envs/{tier}", "ray": "2.55.1", "transformers": version}
+        found[tier] = [
+            {**shared, "rank": str(n), "world_size": "2", "gpus": [{"uuid": uuid, "error": 0.002}]}
+            for n, uuid in enumerate(UUIDS)
+        ]
+        found[tier][1].update(change.get(tier, {}))
     return found
 
 
-def judged(found: dict[str, dict[str, Any]]) -> str:
+def judged(found: dict[str, list[dict[str, Any]]]) -> str:
     result = Result()
-    ray_dispatch.judge(result, MAPPING, found)
+    ray_dispatch.judge(result, MAPPING, found, UUIDS)
     return result.outcome
 
 
-def test_each_worker_in_its_own_tier() -> None:
+def test_each_worker_in_its_own_tier_on_its_own_gpu() -> None:
     assert judged(answers()) == "pass"
 
 
 @pytest.mark.parametrize(
     "change",
-    [{"vllm": {"executable": "/rt/envs/base/bin/python"}}, {"automodel": {"prefix": "/usr"}},
-     {"automodel": {"transformers": "5.8.1"}}],
+    [{"vllm": {"executable": "/rt/envs/base/bin/python"}}, {"automodel": {"prefix": "/usr"}}, {"base": {"rank": "0"}},
+     {"base": {"world_size": "1"}}, {"vllm": {"gpus": []}}, {"vllm": {"gpus": [{"uuid": "GPU-a", "error": 0.0}]}},
+     {"base": {"gpus": [{"uuid": "GPU-b", "error": 0.5}]}}, {"base": {"gpus": [{"uuid": "GPU-b", "error": math.nan}]}}],
 )  # fmt: skip
 def test_a_worker_elsewhere_fails(change: dict[str, dict[str, Any]]) -> None:
+    """In another tier, with another rank, without a GPU, on another's GPU, or on one that computes wrong."""
     assert judged(answers(**change)) == "fail"
+
+
+def test_a_worker_that_is_not_there_fails() -> None:
+    found = answers()
+    found["vllm"].pop()
+    assert judged(found) == "fail"
+
+
+def test_tiers_that_nothing_tells_apart_fail() -> None:
+    found = answers()
+    for worker in found["automodel"]:
+        worker["transformers"] = "5.8.1"
+    assert judged(found) == "fail"
 
 
 def test_two_rays_fail() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import checks_lab  # noqa: F401
 import pytest
-from nrl_checks import checkpoint, generation, imports, inventory, nccl, relocation, training
+from nrl_checks import checkpoint, generation, imports, inventory, nccl, nccl_rank, relocation, training
 from nrl_checks.common import CheckFailed, Result
 
 NAMES = sorted(nccl.COLLECTIVES)
@@ -19,11 +19,11 @@ NAMES = sorted(nccl.COLLECTIVES)
 
 def report(rank: int, **change: Any) -> dict[str, Any]:
     return {"rank": rank, "world": 2, "done": NAMES, "wrong": [], "uuid": f"GPU-{rank}", "nccl": "2.28.9",
-            "losses": [1.0, 0.9], "library": ["/p/libnccl.so.2"], "bus_gb_s": 300.0, **change}  # fmt: skip
+            "losses": [1.0, 0.9], "library": ["/p/libnccl.so.2"], "prefix": "/p", "bus_gb_s": 300.0, **change}  # fmt: skip
 
 
 def judged(*reports: dict[str, Any], version: str = "") -> str:
-    result = Result()
+    result = Result(details={"gpus": [{"uuid": "GPU-0"}, {"uuid": "GPU-1"}]})
     nccl.judge(result, 2, list(reports), version)
     return result.outcome
 
@@ -35,7 +35,8 @@ def test_two_ranks_that_agree() -> None:
 @pytest.mark.parametrize(
     "change",
     [{"wrong": ["all_reduce is wrong"]}, {"world": 1}, {"uuid": "GPU-0"}, {"nccl": "2.27.0"}, {"losses": [1.0, 0.8]},
-     {"library": []}, {"rank": 0}],
+     {"library": []}, {"library": ["/usr/lib/libnccl.so.2"]}, {"rank": 0}, {"done": NAMES[1:]}, {"bus_gb_s": 0.0},
+     {"bus_gb_s": math.nan}, {"losses": [math.nan, math.nan]}, {"uuid": "GPU-7"}],
 )  # fmt: skip
 def test_one_rank_that_differs(change: dict[str, Any]) -> None:
     assert judged(report(0), {**report(1), **change}) == "fail"
@@ -45,6 +46,17 @@ def test_a_missing_report_another_version_and_a_missing_collective() -> None:
     assert judged(report(0), {}) == "fail"
     assert judged(report(0), report(1), version="2.29.0") == "fail"
     assert judged(report(0, done=NAMES[1:]), report(1)) == "fail"
+
+
+@pytest.mark.parametrize(
+    ("lone", "shared", "held"),
+    [([2.0, 1.0], [2.0, 1.1], 5), ([2.0, 2.0], [2.0, 2.0], 5), ([2.0, 1.0], [2.0, 1.0], 10),
+     ([2.0, math.nan], [2.0, math.nan], 5), ([2.0, 2.5], [2.0, 2.5], 5)],
+)  # fmt: skip
+def test_a_sharded_step_that_is_none(lone: list[float], shared: list[float], held: int) -> None:
+    """Other gradients, an optimizer that does not move, nothing sharded, no numbers, a loss that grows."""
+    assert nccl_rank.judge_step(lone, shared, held, 10)
+    assert nccl_rank.judge_step([2.0, 1.0], [2.0, 1.0], 5, 10) == []
 
 
 def rows(shift: float = 0.0, control: float = 3.0, gap: float = 0.0) -> tuple[list[Any], list[Any]]:

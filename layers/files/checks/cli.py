@@ -52,6 +52,7 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--inventory", default="", help="what is absent must be left out by it")
     one = sub.add_parser("generation", help="vLLM, and its log-probabilities against Hugging Face's")
     one.add_argument("--hf-python", default=sys.executable, help="interpreter of the tier that judges")
+    one.add_argument("--attention", default="", metavar="NAME", help="vLLM must use this attention, such as FLASHINFER")
     one = sub.add_parser("ray_dispatch", help="one Ray worker a tier, through the overlay")
     one.add_argument("--envs", required=True, help="folder of the tiers")
     one = sub.add_parser("nccl", help="collectives and a sharded step on N ranks")
@@ -90,7 +91,7 @@ def chosen(options: argparse.Namespace) -> Callable[[], Result] | None:
         "operators": lambda: operators.check(options.tier, options.inventory, options.only),
         "jit": jit.check,
         "training": lambda: training.check(options.require_flash, options.inventory),
-        "generation": lambda: generation.check(options.hf_python),
+        "generation": lambda: generation.check(options.hf_python, options.attention),
         "ray_dispatch": lambda: ray_dispatch.check(Path(options.envs)),
         "nccl": lambda: nccl.check(options.ranks, options.at_least, options.nccl_version),
         "network-blocked": conditions_network,

@@ -27,16 +27,25 @@ MEAN_LIMIT, LARGEST = 1.043, 0.5
 TIE = 0.5
 
 
-def check(judge_python: str) -> Result:
-    """Make, generate twice, score, compare; then the same with a wrong context, which must not agree."""
+def check(judge_python: str, attention: str = "") -> Result:
+    """Make, generate twice, score, compare; then the same with a wrong context, which must not agree.
+
+    Args:
+        judge_python: interpreter of the tier that judges.
+        attention: vLLM's name of the attention that it must use; empty leaves the choice to it.
+    """
     result = Result()
     all_conditions(result)
     if result.reasons:
         return result
     folder = Path(tempfile.mkdtemp(prefix="nrl-generation-"))
     program(judge_python, "make", folder)
+    (folder / "attention").write_text(attention)
     engines = {mode: program(sys.executable, mode, folder) for mode in ("eager", "compiled")}
     result.details["engine"] = engines
+    for mode, engine in engines.items():
+        used = engine["attention"]
+        result.expect(attention in ("", used), f"{mode}: attention is {used}, not {attention}")
     result.details["judge"] = program(judge_python, "score", folder)
     for mode in ("eager", "compiled"):
         generated, scored = load(folder / f"{mode}.json"), load(folder / f"{mode}-scored.json")
@@ -106,7 +115,7 @@ def generate(folder: Path, mode: str) -> dict[str, Any]:
     engine = vllm.LLM(
         model=str(folder / "model"), skip_tokenizer_init=True, dtype="bfloat16", max_model_len=256,
         gpu_memory_utilization=0.2, enable_prefix_caching=False, logprobs_mode="processed_logprobs", seed=0,
-        enforce_eager=mode == "eager",
+        enforce_eager=mode == "eager", attention_backend=(folder / "attention").read_text() or None,
     )  # fmt: skip
     ids = checkpoint.prompts(PROMPTS, PROMPT_TOKENS, seed=1)
     greedy = [index % 2 == 0 for index in range(PROMPTS)]

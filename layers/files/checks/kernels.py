@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Sequence
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
 from typing import Any
 
 from .conditions import cache_files
@@ -133,6 +135,52 @@ def flash_attn() -> dict[str, Any]:
     leaves = [leaf(2, 128, 4, 64) for _ in range(3)]
     errors = against(lambda q, k, v: package.flash_attn_func(q, k, v, causal=True), plain, leaves)
     return {"errors": errors, "version": package.__version__}
+
+
+def flashinfer() -> dict[str, Any]:
+    """Causal attention over a prompt and over one new token, with fewer heads for keys than for queries."""
+    import flashinfer as package
+
+    def prompt(q: Any, k: Any, v: Any) -> Any:
+        return package.single_prefill_with_kv_cache(q, k, v, causal=True, backend="fa2")
+
+    queries, keys, values, one = (leaf(*shape, 128, gradient=False) for shape in ((96, 4), (96, 2), (96, 2), (4,)))
+    whole = against(prompt, lambda q, k, v: attention(q, k, v, causal=True), [queries, keys, values])
+    decode = package.single_decode_with_kv_cache
+    token = against(decode, lambda q, k, v: attention(q[None], k, v)[0], [one, keys, values])
+    made = [name for name in cache_files("FLASHINFER_WORKSPACE_BASE") if name.endswith(".so")]
+    errors = {"prompt": whole["output"], "token": token["output"]}
+    return {"errors": errors, "version": package.__version__, "compiled": len(made)}
+
+
+def attention(q: Any, k: Any, v: Any, causal: bool = False) -> Any:
+    """Softmax attention of tensors (tokens, heads, width), where several heads of queries may share one of keys."""
+    import torch
+
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+    scores = torch.einsum("qhd,khd->hqk", q, k) / q.shape[-1] ** 0.5
+    if causal:
+        scores = scores.masked_fill(torch.ones(scores.shape[1:], dtype=torch.bool).triu(1), float("-inf"))
+    return torch.einsum("hqk,khd->qhd", scores.softmax(-1), v)
+
+
+class NotForThisPython(Exception):
+    """What cannot be tried with this interpreter; the text says why."""
+
+
+def vllm_deep_gemm() -> dict[str, Any]:
+    """vLLM's own copy of DeepGEMM. Its wheel has the extension for one Python only; elsewhere vLLM does without.
+
+    Raises:
+        NotForThisPython: there is no extension for this one.
+    """
+    import vllm
+
+    folder = Path(vllm.__file__).parent / "third_party/deep_gemm"
+    if not any((folder / f"_C{suffix}").exists() for suffix in EXTENSION_SUFFIXES):
+        there = ", ".join(sorted(p.name for p in folder.glob("_C*.so"))) or "no extension"
+        raise NotForThisPython(f"vLLM's own DeepGEMM has {there}, which this Python does not load")
+    return deep_gemm("vllm.third_party.deep_gemm")
 
 
 def deep_gemm(module: str) -> dict[str, Any]:

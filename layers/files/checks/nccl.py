@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import socket
@@ -25,7 +26,7 @@ def check(ranks: int, at_least: int, version: str, timeout: float = 300) -> Resu
     Args:
         ranks: how many; 0 takes all visible GPUs.
         at_least: how many the gate wants.
-        version: NCCL's expected version, or empty.
+        version: NCCL's expected version; when empty that of the tier's own package, if it has one.
     """
     result = Result()
     wanted = max(FEWEST, at_least, ranks)
@@ -38,8 +39,16 @@ def check(ranks: int, at_least: int, version: str, timeout: float = 300) -> Resu
     with tempfile.TemporaryDirectory(prefix="nrl-nccl-") as folder:
         launch(result, world, Path(folder), timeout)
         reports = [read(Path(folder) / f"rank{rank}.json") for rank in range(world)]
-    judge(result, world, reports, version)
+    judge(result, world, reports, version or packaged())
     return result
+
+
+def packaged() -> str:
+    """The version of NCCL's package for CUDA 13 in this tier, as NCCL itself writes it; empty where there is none."""
+    try:
+        return ".".join(importlib.metadata.version("nvidia-nccl-cu13").split(".")[:3])
+    except importlib.metadata.PackageNotFoundError:
+        return ""
 
 
 def launch(result: Result, world: int, folder: Path, timeout: float) -> None:
@@ -102,13 +111,19 @@ def judge(result: Result, world: int, reports: list[dict[str, Any]], version: st
     versions = sorted({r["nccl"] for r in reports})
     result.expect(len(versions) == 1, f"ranks have different NCCLs: {versions}")
     result.expect(version in ("", *versions[:1]), f"NCCL is {versions}, expected {version}")
-    result.expect(all(r["library"] for r in reports), "no NCCL library is mapped")
+    for n, report in enumerate(reports):
+        own = report["library"] and all(path.startswith(f"{report['prefix']}/") for path in report["library"])
+        result.expect(bool(own), f"rank {n}: NCCL comes from {report['library'] or 'nowhere'}, not {report['prefix']}")
+        missing = sorted(COLLECTIVES - set(report["done"]))
+        result.expect(not missing, f"rank {n} did not do {', '.join(missing)}")
+        result.expect(report["bus_gb_s"] > 0, f"rank {n} measured no bandwidth")
     losses = [tuple(r["losses"]) for r in reports]
     result.expect(len(set(losses)) == 1, f"fully_shard: the losses differ between ranks: {losses}")
-    done = reports[0]["done"]
-    result.expect(set(done) == COLLECTIVES, f"not done: {sorted(COLLECTIVES - set(done))}")
+    strangers = sorted(set(uuids) - {gpu["uuid"] for gpu in result.details["gpus"]})
+    result.expect(not strangers, f"ranks are on devices that the driver does not list: {', '.join(strangers)}")
     result.details.update(
-        uuids=uuids, nccl=versions, library=sorted({p for r in reports for p in r["library"]}), collectives=done,
+        uuids=uuids, nccl=versions, library=sorted({p for r in reports for p in r["library"]}),
+        collectives=sorted(COLLECTIVES),
         fully_shard=list(losses[0]), bus_gb_s=min(r["bus_gb_s"] for r in reports),
         multicast=os.environ.get("NCCL_NVLS_ENABLE", "not set"),
     )  # fmt: skip

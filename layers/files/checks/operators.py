@@ -22,7 +22,7 @@ OPERATORS: dict[str, dict[str, Operator]] = {
     },
     "vllm": {
         "deep_gemm": lambda: kernels.deep_gemm("deep_gemm"),
-        "vllm": lambda: kernels.deep_gemm("vllm.third_party.deep_gemm"),
+        "vllm": kernels.vllm_deep_gemm, "flashinfer": kernels.flashinfer,
     },
 }  # fmt: skip
 # Norm of the difference over norm of the reference. bf16 keeps 8 bits, so a sum of bf16 products is off by up to 1 %.
@@ -57,6 +57,8 @@ def run_all(result: Result, wanted: Mapping[str, Operator], listed: inventories.
         try:
             importlib.import_module(name)
             result.details[name] = judged(result, name, operator())
+        except kernels.NotForThisPython as error:
+            omitted[name] = str(error)
         except ImportError as error:
             result.add([f"{name}: {absent(error)}"])
         except Exception as error:

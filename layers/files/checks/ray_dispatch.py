@@ -1,10 +1,11 @@
-"""Real Ray starts one worker a tier through the overlay's mapping; nothing calls uv, pip or git on the way."""
+"""Upstream's worker groups start in each tier through the overlay's mapping; nothing calls uv, pip or git."""
 
 from __future__ import annotations
 
 import os
-import sys
+import shutil
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +27,14 @@ UNAVAILABLE = (
 # Bytes. The answers are small; Ray's default is a share of all memory, which the rest of the machine may be using.
 STORE = 256 << 20
 TRIPWIRES = ("uv", "pip", "pip3", "git")
+# The module that the probe's file becomes, and how far its bf16 product may be off.
+PROBE, BOUND = "nrl_ray_probe", 2e-2
 
 
 def check(envs: Path) -> Result:
-    """The whole check. Tiers are told apart by their interpreters and their transformers."""
+    """The whole check, with one worker a GPU in each tier, told apart by their interpreters and their transformers."""
     result = Result()
-    all_conditions(result)
+    count = all_conditions(result)
     if result.reasons:
         return result
     marker = set_tripwires(Path(tempfile.mkdtemp(prefix="nrl-tripwires-")))
@@ -39,7 +42,7 @@ def check(envs: Path) -> Result:
     mapping = resolve_all(result, envs)
     refuse_unavailable(result)
     if not result.reasons:
-        dispatch(result, mapping)
+        dispatch(result, mapping, count)
     called = marker.read_text().splitlines() if marker.exists() else []
     result.expect(not called, f"called on the way: {', '.join(called[:5])}")
     return result
@@ -82,43 +85,78 @@ def refuse_unavailable(result: Result) -> None:
             result.add([f"{actor} is not refused: {python}"])
 
 
-def dispatch(result: Result, mapping: dict[str, str]) -> None:
-    """Start the workers and compare what they say."""
+def dispatch(result: Result, mapping: dict[str, str], gpus: int) -> None:
+    """Start one worker a GPU in each tier, as upstream starts its own, and compare what they say."""
     import ray
-    from ray import cloudpickle
 
-    # The workers' interpreters cannot import this package: what they run travels by value.
-    cloudpickle.register_pickle_by_value(sys.modules[identity.__module__])
     folder = tempfile.mkdtemp(prefix="r-", dir="/tmp")
-    ray.init(num_cpus=4, include_dashboard=False, object_store_memory=STORE, _temp_dir=folder)
+    # Seconds. Ray's own patience of 30 is short for a cold runtime on a busy node.
+    os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")
+    register(Path(folder))
+    ray.init(num_cpus=4 * max(1, gpus), num_gpus=gpus, include_dashboard=False, object_store_memory=STORE,
+             _temp_dir=folder)  # fmt: skip
     try:
-        worker = ray.remote(identity)
-        asked = {
-            tier: worker.options(runtime_env={"py_executable": python}).remote() for tier, python in mapping.items()
-        }
-        answers = {tier: ray.get(reference, timeout=120) for tier, reference in asked.items()}
+        answers = groups(mapping, gpus)
     finally:
         ray.shutdown()
-    judge(result, mapping, answers)
+    judge(result, mapping, answers, [gpu["uuid"] for gpu in result.details.get("gpus", ())])
     result.details.update(ray=ray.__version__, workers=answers)
 
 
-def judge(result: Result, mapping: dict[str, str], answers: dict[str, dict[str, Any]]) -> None:
-    """Each worker ran in its own tier."""
-    for tier, answer in answers.items():
+def register(folder: Path) -> None:
+    """Make the probe known: to the workers by a file of its own, to upstream's registry beside a real actor's entry."""
+    from nemo_rl.distributed.ray_actor_environment_registry import ACTOR_ENVIRONMENT_REGISTRY
+
+    # The workers' interpreters cannot import this package, which has no name of its own.
+    shutil.copy(Path(__file__).with_name("ray_probe.py"), folder / f"{PROBE}.py")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
+    for tier, actor in ACTORS.items():
+        ACTOR_ENVIRONMENT_REGISTRY[f"{PROBE}.{tier}"] = ACTOR_ENVIRONMENT_REGISTRY[actor]
+
+
+def groups(mapping: Mapping[str, str], gpus: int) -> dict[str, list[dict[str, Any]]]:
+    """Tier -> what its workers say; all tiers share the GPUs, as colocated workers of upstream do."""
+    import ray
+    from nemo_rl.distributed.virtual_cluster import RayVirtualCluster
+    from nemo_rl.distributed.worker_groups import RayWorkerBuilder, RayWorkerGroup
+
+    count = max(1, gpus)
+    cluster = RayVirtualCluster(
+        [count], use_gpus=gpus > 0, max_colocated_worker_groups=len(mapping), num_gpus_per_node=count, name="nrl-check"
+    )
+    answers = {}
+    for tier in mapping:
+        group = RayWorkerGroup(cluster, RayWorkerBuilder(f"{PROBE}.{tier}"), name_prefix=f"nrl-{tier}")
+        answers[tier] = ray.get([worker.identity.remote() for worker in group.workers], timeout=120)
+    return answers
+
+
+def judge(
+    result: Result, mapping: Mapping[str, str], answers: Mapping[str, list[dict[str, Any]]], uuids: Sequence[str] = ()
+) -> None:
+    """Each worker ran in its own tier and, where there are GPUs, on a GPU of its own."""
+    for tier, workers in answers.items():
         prefix = os.path.dirname(os.path.dirname(mapping[tier]))
-        result.expect(answer["executable"] == mapping[tier], f"{tier}: ran {answer['executable']}")
-        result.expect(answer["prefix"] == prefix, f"{tier}: its prefix is {answer['prefix']}")
-    if len({a["ray"] for a in answers.values()}) != 1:
+        for answer in workers:
+            result.expect(answer["executable"] == mapping[tier], f"{tier}: ran {answer['executable']}")
+            result.expect(answer["prefix"] == prefix, f"{tier}: its prefix is {answer['prefix']}")
+        placed(result, tier, workers, uuids)
+    everyone = [answer for workers in answers.values() for answer in workers]
+    if len({a["ray"] for a in everyone}) != 1:
         raise CheckFailed(f"the tiers have different Rays: {answers}")
-    apart = {tier: answer["transformers"] for tier, answer in answers.items()}
+    apart = {tier: workers[0]["transformers"] for tier, workers in answers.items() if workers}
     expected = apart.get("automodel") != apart.get("vllm")
     result.expect(expected, f"transformers does not tell the tiers apart: {apart}")
 
 
-def identity() -> dict[str, Any]:
-    """What a worker says about itself. It runs in another interpreter."""
-    import importlib.metadata
-
-    versions = {name: importlib.metadata.version(name) for name in ("ray", "transformers", "torch")}
-    return {"executable": sys.executable, "prefix": sys.prefix, **versions}
+def placed(result: Result, tier: str, workers: Sequence[dict[str, Any]], uuids: Sequence[str]) -> None:
+    """Ranks 0 to N-1 of a world of N; each with one GPU, all of them taken, each computing right."""
+    count = max(1, len(uuids))
+    ranks = [(answer["rank"], answer["world_size"]) for answer in workers]
+    wanted = [(str(rank), str(count)) for rank in range(count)]
+    result.expect(ranks == wanted, f"{tier}: ranks are {ranks}, not {wanted}")
+    seen = [gpu["uuid"] for answer in workers for gpu in answer["gpus"]]
+    result.expect(sorted(seen) == sorted(uuids), f"{tier}: its workers see the GPUs {seen}, not {list(uuids)}")
+    for gpu in (gpu for answer in workers for gpu in answer["gpus"]):
+        # Written so that NaN is no pass.
+        result.expect(gpu["error"] <= BOUND, f"{tier}: a product on {gpu['uuid']} is off by {gpu['error']}")
