@@ -139,14 +139,17 @@ def run_request(session: Session, name: str, value: dict[str, Any]) -> bool:
     return bool(found["outcome"] == "pass")
 
 
-def prepare(out: Path, facts: Sequence[str] = FACTS) -> Session:
+def prepare(out: Path, facts: Sequence[str] = FACTS, work: Path | None = None) -> Session:
     """Copy runner and checks to where an ordinary user can read them, and note the machine's facts."""
     out.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix="chroot-gpu-", dir="/var/tmp"))
+    if work is None:
+        work = Path(tempfile.mkdtemp(prefix="chroot-gpu-", dir="/var/tmp"))
+    work.mkdir(exist_ok=True)
     work.chmod(0o755)
-    shutil.copytree(REPOSITORY / "chroot_exec", work / "chroot_exec", ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copytree(CHECKS, work / "checks")
-    (work / "receipts").mkdir()
+    pycache = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(REPOSITORY / "chroot_exec", work / "chroot_exec", ignore=pycache, dirs_exist_ok=True)
+    shutil.copytree(CHECKS, work / "checks", dirs_exist_ok=True)
+    (work / "receipts").mkdir(exist_ok=True)
     (work / "receipts").chmod(0o1777)
     python = "/usr/bin/python3" if os.access("/usr/bin/python3", os.X_OK) else sys.executable
     listed = subprocess.run(["sh", "-c", "nvidia-smi -L"], capture_output=True, text=True).stdout

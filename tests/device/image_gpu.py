@@ -26,6 +26,7 @@ from chroot_gpu import EXCLUDED, NO_MULTICAST, ORDINARY_UID, REPOSITORY, Session
 PREFIX, MOVED = "/opt/rt", "/srv/moved/rt"
 # The whole of a part, in seconds: the machine's commands are ended after ten minutes.
 BUDGET = 570
+LIMIT = 500
 GPU_MODULES = ("torch", "triton", "transformers", "numpy", "scipy", "safetensors", "tokenizers")
 SMALL_MODULES = ("json", "hashlib")
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -132,18 +133,52 @@ def checks(session: Session, options: argparse.Namespace, stage: str) -> list[di
 
 def image(steps: Steps) -> None:
     """The chain on this machine's environment as the only tier."""
-    chain(steps, write_spec(steps.session, steps.options))
+    chain(steps, spec_of(steps, lambda: write_spec(steps.session, steps.options)))
+
+
+def spec_of(steps: Steps, write: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """The spec: a new one where something is built, else the one that was built from."""
+    if steps.options.phase in ("root", "user"):
+        return dict(json.loads((steps.session.work / "spec.json").read_text()))
+    return write()
+
+
+PHASES = ("build", "root", "user")
 
 
 def chain(steps: Steps, spec: dict[str, Any]) -> None:
-    """Build once with all threads, verify, unpack, then run: from the archive, at another place, rootless."""
+    """Build with all threads and verify; run all of it as root; then as an ordinary user. Each, or one phase alone."""
+    wanted = [steps.options.phase] if steps.options.phase else PHASES
+    if "build" in wanted and not built(steps):
+        return
+    if "root" in wanted:
+        as_root(steps, spec)
+    if "user" in wanted and not steps.options.root_only:
+        rootless(steps, spec, archives(steps), [*jobs(), *gpu(steps)])
+
+
+def archives(steps: Steps) -> list[str]:
+    """The two image archives."""
+    return [str(steps.session.work / "dist" / name) for name in ("runtime.oci.tar", "runtime.docker.tar.gz")]
+
+
+def jobs() -> list[str]:
+    """As many threads as there are processors."""
+    return ["--jobs", str(os.cpu_count())]
+
+
+def gpu(steps: Steps) -> list[str]:
+    """All GPUs, where there are any."""
+    return [] if steps.options.small else ["--gpu", "all"]
+
+
+def built(steps: Steps) -> bool:
+    """Build once, and verify; whether there are archives."""
     session, options = steps.session, steps.options
     out, cache = session.work / "dist", session.work / "cache"
-    archives = [str(out / "runtime.oci.tar"), str(out / "runtime.docker.tar.gz")]
-    jobs = ["--jobs", str(os.cpu_count())]
-    build = ["build", str(session.work / "spec.json"), "--out", str(out), "--cache", str(cache), *jobs]
+    build = ["build", str(session.work / "spec.json"), "--out", str(out), "--cache", str(cache), *jobs()]
     if steps.cli("build", 180, *build):
-        return
+        return False
     if options.root != "/":
         steps.cli("rebuild-unchanged", 60, *build)
     shutil.copy(out / "container.json", session.out)
@@ -152,18 +187,19 @@ def chain(steps: Steps, spec: dict[str, Any]) -> None:
     shutil.rmtree(cache / "store", ignore_errors=True)
     (out / "runtime.tar.gz").unlink()
     if not options.brief:
-        report = str(session.out / "verify.json")
-        steps.cli("verify", 90, "verify", *archives, *jobs, "--json", report)
-    gates = ["--exec", "--cache", str(cache), "--receipt", str(session.out / "gates.json"), *jobs]
-    gpu = [] if options.small else ["--gpu", "all"]
-    steps.cli("verify-exec", 500, "verify", *archives, *gates, *gpu, needed=60)
-    sign(steps, archives, session.out / "gates.json")
-    shutil.rmtree(cache / "staged", ignore_errors=True)
-    if not options.root_only:
-        rootless(steps, spec, archives, [*jobs, *gpu])
-    tree = session.work / "tree"
-    if not options.brief and not steps.cli("unpack", 90, "unpack", archives[0], str(tree), *jobs):
+        steps.cli("verify", 90, "verify", *archives(steps), *jobs(), "--json", str(session.out / "verify.json"))
+    return True
+
+
+def as_root(steps: Steps, spec: dict[str, Any]) -> None:
+    """Every check in the chroot; then, in the tree that was staged, two prefixes, and one GPU alone."""
+    session, cache = steps.session, steps.session.work / "cache"
+    gates = ["--exec", "--cache", str(cache), "--receipt", str(session.out / "gates.json"), *jobs(), *gpu(steps)]
+    steps.cli("verify-exec", steps.options.limit, "verify", *archives(steps), *gates, needed=60)
+    sign(steps, archives(steps), session.out / "gates.json")
+    for tree in () if steps.options.brief else cache.glob("staged/*/rootfs"):
         moved_and_alone(steps, spec, tree, "root")
+    shutil.rmtree(cache / "staged", ignore_errors=True)
 
 
 def sign(steps: Steps, archives: list[str], receipt: Path) -> None:
@@ -190,7 +226,7 @@ def rootless(steps: Steps, spec: dict[str, Any], archives: list[str], more: list
     With several GPUs that is the exchange between them, too, and that one of them alone is refused.
     """
     session = steps.session
-    shutil.copytree(REPOSITORY / "oci_builder", session.work / "oci_builder",
+    shutil.copytree(REPOSITORY / "oci_builder", session.work / "oci_builder", dirs_exist_ok=True,
                     ignore=shutil.ignore_patterns("__pycache__"))  # fmt: skip
     home = session.work / "user"
     home.mkdir()
@@ -198,7 +234,7 @@ def rootless(steps: Steps, spec: dict[str, Any], archives: list[str], more: list
     for place in (Path(archives[0]).parent, *map(Path, archives)):
         place.chmod(place.stat().st_mode | 0o755)
     gates = ["--exec", "--cache", str(home / "cache"), "--receipt", str(home / "gates.json"), *more]
-    steps.cli("rootless", 330, "verify", *archives, *gates, needed=60, user=home)
+    steps.cli("rootless", steps.options.limit, "verify", *archives, *gates, needed=60, user=home)
     if (home / "gates.json").exists():
         kept = session.out / "gates-rootless.json"
         shutil.copy(home / "gates.json", kept)
@@ -301,6 +337,9 @@ def parser(parts: tuple[str, ...]) -> argparse.ArgumentParser:
     parser.add_argument("--root", default="/")
     parser.add_argument("--exclude", action="append", default=[], help="more that the base leaves out")
     parser.add_argument("--budget", type=float, default=BUDGET)
+    parser.add_argument("--limit", type=float, default=LIMIT, help="seconds for the checks of one user")
+    parser.add_argument("--phase", choices=PHASES, help="only this; what it needs is in --work")
+    parser.add_argument("--work", type=Path, help="a folder that stays, for the phases of one run")
     parser.add_argument("--root-only", action="store_true", help="leave out what an ordinary user does")
     parser.add_argument("--brief", action="store_true", help="build and run the checks, leave out the rest")
     parser.add_argument("--only", action="append", default=[], metavar="CHECK", help="the image lists only these")
@@ -311,7 +350,7 @@ def parser(parts: tuple[str, ...]) -> argparse.ArgumentParser:
 def run_part(options: argparse.Namespace, parts: dict[str, Callable[[Steps], None]]) -> int:
     """Run one part; 0 when everything passed and nothing was left out."""
     os.environ.update(NO_MULTICAST)
-    session = prepare(options.out, facts=("df -h / /var/tmp",))
+    session = prepare(options.out, facts=("df -h / /var/tmp",), work=options.work)
     steps = Steps(session, options)
     try:
         parts[options.part](steps)
@@ -321,7 +360,8 @@ def run_part(options: argparse.Namespace, parts: dict[str, Callable[[Steps], Non
     finally:
         session.summary["good"] = steps.good
         session.save("summary.json", session.summary)
-        shutil.rmtree(session.work, ignore_errors=True)
+        if not options.work:
+            shutil.rmtree(session.work, ignore_errors=True)
     session.say("all passed" if steps.good else "NOT all passed")
     return 0 if steps.good else 1
 

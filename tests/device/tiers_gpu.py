@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from chroot_gpu import EXCLUDED, NO_MULTICAST, REPOSITORY, Session
-from image_gpu import KEPT_VARIABLES, PATH, PREFIX, Steps, chain, parser, run_part
+from image_gpu import KEPT_VARIABLES, PATH, PREFIX, Steps, chain, parser, run_part, spec_of
 
 ENV = Path("/opt/torch/.venv")
 ENVS = Path(PREFIX) / "envs"
@@ -47,7 +47,8 @@ WANTED = {
     "base": (),
     "automodel": ("nemo-automodel", "flash-attn", "transformer-engine", "mamba-ssm", "causal-conv1d", "nv-grouped-gemm",
                   "deep-ep"),
-    "vllm": ("vllm", "flashinfer-python", "deep-gemm", "deep-ep", "mooncake-transfer-engine"),
+    "vllm": ("vllm", "flashinfer-python", "deep-gemm", "deep-ep", "mooncake-transfer-engine-cuda13",
+             "flashinfer-cubin", "flashinfer-jit-cache"),
 }  # fmt: skip
 # Checks of one module each that has no package here.
 LEFT_OUT = ("import:deep_ep", "import:deep_gemm", "import:mooncake")
@@ -131,12 +132,27 @@ def write_inventory(tier: str) -> None:
     Path(PREFIX, f"inventory-{tier}.json").write_text(json.dumps(value, indent=1))
 
 
-def checks(second: str = "") -> list[dict[str, Any]]:
-    """The shipped list of one GPU for these tiers, without the modules that they lack, with this machine's variables."""
-    argv = [sys.executable, str(CHECKS), "list", "--stage", "single", "--prefix", PREFIX, "--tiers", ",".join(TIERS)]
-    done = subprocess.run([*argv, "--second", second], capture_output=True, text=True, check=True)
-    found = [check for check in json.loads(done.stdout)["checks"] if check["name"] not in LEFT_OUT]
-    return [{**check, "env": VARIABLES} for check in found]
+def checks(gpus: int = 1) -> list[dict[str, Any]]:
+    """The shipped lists for these tiers, without the modules that they lack, with this machine's variables."""
+    found = listed("single")
+    if gpus > 1:
+        found += listed("nccl", "--gpus", str(gpus))[2:]
+        # As many as there are: a list asks for one.
+        found = [{**check, "gpus": gpus} if check["name"] == "ray_dispatch" else check for check in found]
+    return [{**check, "env": VARIABLES} for check in found if not check["name"].startswith(LEFT_OUT)]
+
+
+def listed(stage: str, *more: str) -> list[dict[str, Any]]:
+    """The shipped list of a stage."""
+    argv = [sys.executable, str(CHECKS), "list", "--stage", stage, "--prefix", PREFIX, "--tiers", ",".join(TIERS)]
+    done = subprocess.run([*argv, *more], capture_output=True, text=True, check=True)
+    return list(json.loads(done.stdout)["checks"])
+
+
+def generation_with(attention: str) -> dict[str, Any]:
+    """The check of generation with another attention than vLLM chooses here."""
+    check = next(check for check in checks() if check["name"] == "generation")
+    return {**check, "name": f"generation:{attention}", "argv": [*check["argv"], "--attention", attention]}
 
 
 def host(out: Path, names: list[str]) -> int:
@@ -145,7 +161,7 @@ def host(out: Path, names: list[str]) -> int:
     home = Path("/var/tmp/checks-home")
     shutil.rmtree(home, ignore_errors=True)
     home.mkdir()
-    (out / "list.json").write_text(json.dumps({"checks": checks()}, indent=1))
+    (out / "list.json").write_text(json.dumps({"checks": [*checks(), generation_with("FLASHINFER")]}, indent=1))
     receipt = next(out / f"host-{n}.json" for n in range(100) if not (out / f"host-{n}.json").exists())
     python = str(ENVS / "base/bin/python3")
     argv = [python, f"{PREFIX}/checks", "run", "--list", str(out / "list.json"), "--json", str(receipt)]
@@ -171,8 +187,8 @@ def write_spec(session: Session, steps: Steps) -> dict[str, Any]:
     shutil.copytree(f"{PREFIX}/checks", layers / "files/checks")
     shutil.copytree(f"{PREFIX}/source", layers / "files/source")
     only = steps.options.only
-    listed = [check for check in checks() if not only or check["name"] in only]
-    (layers / "files/checks.json").write_text(json.dumps({"checks": listed}, indent=1))
+    found = [check for check in checks(session.gpus) if not only or check["name"] in only]
+    (layers / "files/checks.json").write_text(json.dumps({"checks": found}, indent=1))
     lines = ['name = "tiers"', '[[file]]\nfrom = "files/source"\nto = "source"']
     for tier in TIERS:
         shutil.copy(f"{PREFIX}/inventory-{tier}.json", layers / "files")
@@ -193,7 +209,7 @@ def write_spec(session: Session, steps: Steps) -> dict[str, Any]:
 
 def tiers(steps: Steps) -> None:
     """From the build on, see ``image_gpu.py``."""
-    chain(steps, write_spec(steps.session, steps))
+    chain(steps, spec_of(steps, lambda: write_spec(steps.session, steps)))
 
 
 def main() -> int:

@@ -14,7 +14,8 @@ from .common import CheckFailed, Result
 
 # Module -> package, where the names differ by more than their dashes.
 PACKAGES = {
-    "flashinfer": "flashinfer-python", "grouped_gemm": "nv-grouped-gemm", "mooncake": "mooncake-transfer-engine",
+    "flashinfer": "flashinfer-python", "grouped_gemm": "nv-grouped-gemm",
+    "mooncake": "mooncake-transfer-engine-cuda13",
 }  # fmt: skip
 
 

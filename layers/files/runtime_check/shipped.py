@@ -20,7 +20,7 @@ from runtime_check.rows import Row, row
 # Modules that are checked one by one -> the package they come from, which a build may leave out.
 PACKAGES = {
     "deep_ep": "deep-ep", "deep_gemm": "deep-gemm", "vllm._C": "vllm", "vllm.cumem_allocator": "vllm",
-    "mooncake": "mooncake-transfer-engine",
+    "mooncake": "mooncake-transfer-engine-cuda13",
 }  # fmt: skip
 # A user's own caches are no start from nothing.
 _CACHES = ("HF_HOME", "HF_HUB_CACHE", "WANDB_DIR", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME")
