@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, TextIO
 
 from oci_builder.model.events import Emit, Event
+from oci_builder.model.redact import redact, secret_values
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -26,12 +29,26 @@ def rendering(how: str = "auto", *, verbose: bool = False, stream: TextIO | None
     """
     out = stream or sys.stderr
     if how == "json":
-        yield _Json(out)
+        yield _hiding(_Json(out))
     elif how == "bars" or (how == "auto" and out.isatty()):
         with _Bars(out, verbose) as bars:
-            yield bars
+            yield _hiding(bars)
     else:
-        yield _Plain(out, verbose)
+        yield _hiding(_Plain(out, verbose))
+
+
+def _hiding(emit: Emit) -> Emit:
+    """``emit`` that gets no secret of this process's environment, and nothing that looks like one."""
+    secrets = secret_values(os.environ)
+
+    @lru_cache(maxsize=1024)
+    def hide(text: str) -> str:
+        return redact(text, secrets)
+
+    def passed_on(event: Event) -> None:
+        emit(replace(event, task=hide(event.task), message=hide(event.message)))
+
+    return passed_on
 
 
 class _Json:

@@ -12,7 +12,7 @@ from typing import Any
 
 from oci_builder.model.errors import SpecError, show
 from oci_builder.model.receipts import Receipt, parse_closed
-from oci_builder.release.files import io_error, open_file, read_file
+from oci_builder.release.files import input_error, open_file, read_file
 from oci_builder.release.folder import read_trust
 from oci_builder.release.provenance import is_provenance, judge_provenance
 from oci_builder.release.receipts import Answer, Verdict, judge, read_envelope, write_receipt
@@ -50,7 +50,7 @@ def archive_digests(archives: Sequence[Path]) -> dict[str, str]:
                 while data := file.read(_BLOCK):
                     digest.update(data)
         except OSError as error:
-            raise io_error(error, path) from None
+            raise input_error(error, path) from None
         out[path.name] = digest.hexdigest()
     return out
 

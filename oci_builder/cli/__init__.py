@@ -5,7 +5,15 @@ from __future__ import annotations
 import click
 
 from oci_builder import __version__
-from oci_builder.cli.common import PROGRESS, QuietGroup, Settings, accept_settings, exit_statuses, open_standard_streams
+from oci_builder.cli.common import (
+    PROGRESS,
+    QuietGroup,
+    Settings,
+    accept_settings,
+    exit_statuses,
+    hide_in_tracebacks,
+    open_standard_streams,
+)
 from oci_builder.cli.images import IMAGE_COMMANDS
 from oci_builder.cli.releases import RELEASE_COMMANDS
 from oci_builder.cli.stages import STAGE_COMMANDS
@@ -50,6 +58,7 @@ def main() -> None:
     import sys
 
     open_standard_streams()
+    hide_in_tracebacks()
     ours = sys.argv[1 : sys.argv.index("--")] if "--" in sys.argv else sys.argv[1:]
     verbose = any(word in ("-v", "--verbose") for word in ours)
     with exit_statuses(verbose):

@@ -19,6 +19,7 @@ from oci_builder.model.errors import OciBuilderError, SpecError, disk_error
 from oci_builder.model.events import Emit
 from oci_builder.model.limits import DEFAULT_LIMITS, Limits
 from oci_builder.model.platform import check_platform_name
+from oci_builder.model.redact import redact, redact_value, secret_values
 from oci_builder.model.spec import Spec, load_spec
 from oci_builder.progress import rendering
 from oci_builder.release.files import write_result
@@ -54,15 +55,32 @@ class Settings:
 
 
 class QuietGroup(click.Group):
-    """Commands whose reader may go away: ``inspect X | head -1`` ends as other programs do, without a word."""
+    """Commands whose reader may go away (``inspect X | head -1`` ends as other programs do, without a word), and whose
+    usage errors quote no secret: a word in the wrong place may be one."""
+
+    def make_context(self, *args: Any, **more: Any) -> click.Context:
+        """Read the options."""
+        with _quoting_no_secret():
+            return super().make_context(*args, **more)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run; a closed standard output ends the program with 141, as SIGPIPE would."""
         try:
-            return super().invoke(ctx)
+            with _quoting_no_secret():
+                return super().invoke(ctx)
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(141)
+
+
+@contextmanager
+def _quoting_no_secret() -> Iterator[None]:
+    try:
+        yield
+    except click.ClickException as error:
+        # Final only by its annotation; the error must stay of its class, which renders itself.
+        setattr(error, "message", hide(error.message))  # noqa: B010
+        raise
 
 
 def accept_settings(command: click.Command) -> click.Command:
@@ -143,6 +161,11 @@ def json_option(function: F) -> F:
     return cast(F, option(function))
 
 
+def hide(text: str) -> str:
+    """``text`` without what looks like a credential, or is one in this process's environment."""
+    return redact(text, secret_values(os.environ))
+
+
 def write_json(value: Any, target: str | None) -> None:
     """Write a result; ``-`` is standard output, ``None`` nowhere.
 
@@ -150,7 +173,8 @@ def write_json(value: Any, target: str | None) -> None:
     """
     if target is None:
         return
-    text = json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+    shown = redact_value(value, secret_values(os.environ))
+    text = json.dumps(shown, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
     data = text.encode("utf-8", "backslashreplace")
     if target == "-":
         sys.stdout.buffer.write(data)
@@ -169,15 +193,34 @@ def spec_and_limits(path: Path | None) -> tuple[Spec | None, Limits]:
 
 def say(line: str) -> None:
     """A line of the result, for people; control characters of untrusted names never reach the terminal."""
-    click.echo("".join(c if c.isprintable() or c == "\t" else repr(c)[1:-1] for c in line))
+    click.echo(_printable(line))
+
+
+def complain(line: str) -> None:
+    """A line on standard error, as ``say``."""
+    click.echo(_printable(line), err=True)
+
+
+def _printable(line: str) -> str:
+    return "".join(c if c.isprintable() or c == "\t" else repr(c)[1:-1] for c in hide(line))
 
 
 def fail(error: OciBuilderError, verbose: bool) -> NoReturn:
     """Print an error and exit with its status."""
     if verbose:
-        traceback.print_exception(error, file=sys.stderr)
-    click.echo(f"error[{error.code}]: {error.message}", err=True)
+        _traceback(error)
+    click.echo(f"error[{error.code}]: {hide(error.message)}", err=True)
     sys.exit(error.exit_status)
+
+
+def _traceback(error: BaseException) -> None:
+    # As one text: a secret may be on several lines, such as a key's.
+    click.echo(hide("".join(traceback.format_exception(error))), err=True, nl=False)
+
+
+def hide_in_tracebacks() -> None:
+    """What nobody expected is printed by Python itself, with all that its text quotes."""
+    sys.excepthook = lambda _kind, error, _trace: _traceback(error)
 
 
 @contextmanager

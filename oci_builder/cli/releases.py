@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,6 +20,7 @@ from oci_builder.cli.common import (
     write_json,
 )
 from oci_builder.cli.publishing import ALLOW, JUDGED_BY, KEY, PUBLISHING_COMMANDS, RELEASE, SPEC, TRUST, spec_of
+from oci_builder.model.redact import redact_value, secret_values
 
 
 def _now() -> datetime:
@@ -88,7 +90,8 @@ def receipt_show(path: Path, trust: Path) -> None:
     from oci_builder.receipt import show_receipt, verify_receipt
 
     verdict = verify_receipt(path, trust, _now())
-    click.echo(json.dumps(show_receipt(verdict), indent=2, sort_keys=True, ensure_ascii=True))
+    shown = redact_value(show_receipt(verdict), secret_values(os.environ))
+    click.echo(json.dumps(shown, indent=2, sort_keys=True, ensure_ascii=True))
     sys.exit(verdict.answer.exit_status)
 
 
@@ -135,21 +138,28 @@ def report(release: Path, page: Path, spec_path: Path | None, trust: Path, json_
 @SPEC
 @TRUST
 @KEY
-@click.option("--checks", type=ARCHIVE, required=True, help="Offline checks (JSON) that the new build must pass.")
+@click.option(
+    "--checks", type=ARCHIVE, default=None, show_default="its own", help="Offline checks (JSON) of the new build."
+)
 @click.option("--marker", default=None, help="Marker file in the portable archive.")
 @ALLOW
 @cache_option
 @pass_settings
 def repack(
-    settings: Settings, dist: Path, release: Path, spec_path: Path, trust: Path, key: Path, checks: Path,
+    settings: Settings, dist: Path, release: Path, spec_path: Path, trust: Path, key: Path, checks: Path | None,
     marker: str | None, allow: Path | None, cache: Path,
 ) -> None:  # fmt: skip
     """Repair packaging files of an unqualified candidate in DIST without compiling anything again."""
-    from oci_builder.cli.repacking import RepackInputs, run_repack
+    from oci_builder.engines.repacking import run_repack
+    from oci_builder.engines.stages_request import Request
+    from oci_builder.execution.run import load_checks
 
+    options = {"trust": str(trust), "marker": marker or "", "checks": str(checks or ""), "allow": str(allow or "")}
+    if checks is not None:
+        load_checks(checks)  # what is wrong with them is said before the build
     with settings.emitting() as emit:
-        inputs = RepackInputs(dist, release, spec_path, trust, key, checks, marker, cache, allow)
-        done = run_repack(inputs, _now(), emit)
+        asked = Request(str(spec_path), str(dist), str(cache), str(release), key=str(key), options=options)
+        done = run_repack(asked, emit)
     say(f"portable sha256:{done.sha256}; the old build is in {done.previous}; receipt {done.receipt}")
 
 

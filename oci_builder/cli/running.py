@@ -20,6 +20,7 @@ from oci_builder.cli.common import (
     PLATFORM,
     Settings,
     cache_option,
+    complain,
     json_option,
     pass_settings,
     say,
@@ -175,16 +176,11 @@ def exec_command(
         if error.code.startswith("request."):
             raise
         # As with docker run: the runner's own failures are told apart from the program's exit statuses.
-        _complain(error.code, error.message)
+        complain(f"error[{error.code}]: {error.message}")
         sys.exit(127 if error.code.startswith("exec.") else 125)
     if ended.message:
-        _complain("exec.start", ended.message)
+        complain(f"error[exec.start]: {ended.message}")
     sys.exit(ended.status)
-
-
-def _complain(code: str, message: str) -> None:
-    """An error of exec's; names from the image never reach the terminal raw."""
-    click.echo(f"error[{code}]: " + "".join(c if c.isprintable() else repr(c)[1:-1] for c in message), err=True)
 
 
 def _pairs(items: tuple[str, ...]) -> dict[str, str]:
@@ -192,7 +188,9 @@ def _pairs(items: tuple[str, ...]) -> dict[str, str]:
     for item in items:
         name, equals, value = item.partition("=")
         if not name or not equals:
-            raise click.BadParameter(f"{item!r} is not NAME=VALUE", param_hint="--env")
+            # A value whose name was forgotten is often a token: it is not quoted.
+            shown = name if name and name in os.environ else "a word (not shown: it may be a secret)"
+            raise click.BadParameter(f"{shown} is not NAME=VALUE", param_hint="--env")
         out[name] = value
     return out
 

@@ -13,7 +13,16 @@ import click
 from click.core import ParameterSource
 
 from oci_builder import __version__
-from oci_builder.cli.common import ARCHIVE, Settings, cache_option, json_option, pass_settings, say, write_json
+from oci_builder.cli.common import (
+    ARCHIVE,
+    Settings,
+    cache_option,
+    complain,
+    json_option,
+    pass_settings,
+    say,
+    write_json,
+)
 from oci_builder.model.errors import PolicyError, SpecError, show
 from oci_builder.model.events import Emit
 
@@ -53,6 +62,8 @@ def stage_command(settings: Settings, /, name: str, engine: str, json_file: str 
     from oci_builder.engines.stages_first import before
 
     _check_key(asked["key"], asked["release"])
+    if _typed("trust") and not asked["trust"].is_file():
+        raise SpecError("stage.option", f"--trust: {show(str(asked['trust']))} is no file", where="--trust")
     stages = sequence(name)
     requests = {stage.name: _request(stage, **asked) for stage in stages}
     # What comes second has no receipt to show before the first has run.
@@ -93,7 +104,8 @@ def _request(stage: Stage, spec_path: Path, out: Path, cache: Path, release: Pat
     from oci_builder.engines.stages_options import parse_options
 
     options = parse_options(stage, given)
-    if "trust" in stage.options:
+    # To record takes no policy, though the key is judged by one where there is one.
+    if "trust" in stage.options and (stage.name != "container" or _typed("trust") or trust.is_file()):
         options.setdefault("trust", str(trust.absolute()))
     # A key goes along only where a stage signs by itself; every other receipt is signed here.
     own = str(key.absolute()) if key is not None and KEY_SECRET in stage.needs.secrets else ""
@@ -185,9 +197,9 @@ def _show(result: Mapping[str, Any]) -> None:
     elif result["receipt"] is not None:
         say("receipt not signed: name --key and --release to keep it")
     if result["error"]:
-        click.echo(f"error[{result['error']['code']}]: {result['error']['message']}", err=True)
+        complain(f"error[{result['error']['code']}]: {result['error']['message']}")
     if result["kept"]:
-        click.echo(f"kept for diagnosis: {result['kept']}", err=True)
+        complain(f"kept for diagnosis: {result['kept']}")
     say(f"{result['stage']}: {result['outcome']} ({result['engine']})")
 
 

@@ -24,6 +24,7 @@ from oci_builder.engines.stages import KEY_SECRET, find_stage
 from oci_builder.model.errors import OciBuilderError, PolicyError, SpecError, TransportError, disk_error
 from oci_builder.model.events import Emit, Event
 from oci_builder.model.receipts import PORTABLE, Host
+from oci_builder.model.redact import redact, secret_values
 from oci_builder.release.folder import ReleaseFolder
 from oci_builder.release.host import engine_name, this_host, tool_versions
 
@@ -201,8 +202,10 @@ def log_lines() -> Emit:
     totals: dict[str, tuple[int, int]] = {}
     last = [time.monotonic()]
 
+    secrets = secret_values(os.environ)
+
     def say(text: str) -> None:
-        line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+        line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in redact(text, secrets))
         sys.stderr.write(line + "\n")
         sys.stderr.flush()
         last[0] = time.monotonic()
@@ -276,5 +279,6 @@ def _refused(name: str, error: Exception) -> dict[str, Any]:
 
 
 def _told(error: OciBuilderError) -> dict[str, Any]:
-    told = {"code": error.code, "message": error.message, "exit": error.exit_status}
+    message = redact(error.message, secret_values(os.environ))
+    told = {"code": error.code, "message": message, "exit": error.exit_status}
     return {"outcome": "error", "exit": error.exit_status, "error": told}

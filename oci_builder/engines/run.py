@@ -6,6 +6,7 @@ may run again on the same request, whole or interrupted. Each run has a receipt 
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace
@@ -29,6 +30,7 @@ from oci_builder.model.errors import (
 from oci_builder.model.events import Emit, Event, silent
 from oci_builder.model.jsontext import dump_json
 from oci_builder.model.receipts import Check, Host, Receipt, parse_statement
+from oci_builder.model.redact import redact_value, secret_values
 from oci_builder.model.spec import load_spec
 from oci_builder.qualification import spec_sha256
 from oci_builder.release.files import create_exclusively
@@ -79,7 +81,15 @@ def run_stage(
         base.update(_failure(disk_error(error, f"stage {name}")))
     base["finished"] = stamp()
     _tidy(base, work, emit)
-    return base
+    return _redacted(base)
+
+
+def _redacted(result: dict[str, Any]) -> dict[str, Any]:
+    """The result without this machine's secrets, which the sender could not know; its receipt is without them already
+    (the bytes that were signed must not change)."""
+    secrets = secret_values(os.environ)
+    kept = ("receipt", "outputs")
+    return {key: value if key in kept else redact_value(value, secrets) for key, value in result.items()}
 
 
 def check_version(request: Request) -> None:

@@ -47,7 +47,7 @@ _ALL = (
           "all archives from the finished environments, in one compression pass", ("jobs",)),
     Stage("container", _cpu(90, cpu=8, memory=16384, scratch=256, stays=True, secrets=(KEY_SECRET,)), container_stage,
           "the image archives: unchanged by a second pass, every byte verified; the release recorded",
-          ("jobs", "allow")),
+          ("jobs", "trust", "allow")),
     Stage("container-check", _cpu(60, memory=16384, scratch=256), check_stage,
           "verify, readiness and the offline CPU checks in a chroot", ("checks", "isolation")),
     Stage("single", _gpu("B200", "check-u22", 60, 16, 131072), single_stage,

@@ -34,6 +34,7 @@ from oci_builder.model.spec import Spec, load_spec
 from oci_builder.payload.runtime import assemble_runtime
 from oci_builder.payload.tiers import realize_tiers
 from oci_builder.payload.uv import Programs
+from oci_builder.qualification import Rules
 from oci_builder.readiness import readiness
 from oci_builder.record import RecordRequest, record
 from oci_builder.release.folder import ReleaseFolder
@@ -197,10 +198,16 @@ def _record(request: Request, emit: Emit) -> tuple[str, ...]:
     if not request.key:
         return ("not recorded as a release: that takes a key",)
     folder = ReleaseFolder(Path(request.release))
-    key = load_key(Path(request.key))
-    wanted = RecordRequest(Path(request.out), folder, Path(request.spec), key, allowed(request), jobs(request))
+    key, policy = load_key(Path(request.key)), None
+    if request.options.get("trust"):
+        policy = Rules.load(Path(request.spec), request.path("trust")).policy
+    wanted = RecordRequest(
+        Path(request.out), folder, Path(request.spec), key, allowed(request), jobs(request), policy=policy
+    )
     done = record(wanted, emit)
-    return (f"the release {'was' if done.again else 'is'} recorded in {done.folder}",)
+    note = f"the release {'was' if done.again else 'is'} recorded in {done.folder}"
+    unjudged = "without a trust policy nobody looked whether the key's receipts will count"
+    return (note,) if policy is not None else (note, unjudged)
 
 
 def _local(request: Request) -> Path:

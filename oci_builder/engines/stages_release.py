@@ -3,33 +3,25 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from oci_builder.build import BuildOptions, build
-from oci_builder.engines.stages_build import allowed, check_stage, jobs
+from oci_builder.engines.repacking import run_repack
+from oci_builder.engines.stages_build import allowed
 from oci_builder.engines.stages_files import digest_of
 from oci_builder.engines.stages_request import Outcome, Request
 from oci_builder.model.errors import SpecError
 from oci_builder.model.events import Emit
-from oci_builder.model.receipts import PORTABLE, Check
-from oci_builder.model.spec import load_spec
+from oci_builder.model.receipts import PORTABLE
 from oci_builder.publish import publish
 from oci_builder.publish_registry import publish_registry
 from oci_builder.qualification import Rules, summary, update_release
-from oci_builder.record import RecordRequest, record
 from oci_builder.release.delivery import Judge, Publication
 from oci_builder.release.folder import QUALIFICATION, ReleaseFolder
 from oci_builder.release.host import utc_now
 from oci_builder.release.publish import HubTarget
 from oci_builder.release.signing import SigningKey, load_key
-from oci_builder.repack import RepackRequest, repack
-from oci_builder.transports.layerfiles import read_definitions
 from oci_builder.transports.registry_policy import RegistryOptions
-
-MARKER = "runtime.json"
 
 
 def qualification_stage(request: Request, emit: Emit) -> Outcome:
@@ -48,30 +40,11 @@ def repack_stage(request: Request, emit: Emit) -> Outcome:
     """Repair packaging files; the checks are those of ``container-check``, on the new build, before it takes its place.
 
     Raises:
-        SpecError: ``spec.files``, ``stage.option``; what ``repack`` raises.
+        SpecError: ``stage.option``; what ``run_repack`` raises.
     """
-    spec_path = Path(request.spec)
-    spec = load_spec(spec_path)
-    if spec.files is None:
-        raise SpecError("spec.files", "the spec ships no packaging files, so there is nothing to repack")
-    rules, prefix = _rules(request), spec.prefix.lstrip("/").encode()
-    marker = prefix + b"/" + str(request.options.get("marker") or MARKER).encode()
-    definitions = read_definitions(spec_path.absolute().parent / spec.files)
-    packaging = frozenset(prefix + b"/" + path for files in definitions.values() for path in files) - {marker}
-
-    def rebuild(out: Path) -> None:
-        build(spec_path, out, BuildOptions(Path(request.cache), jobs(request)), emit)
-
-    def preflight(out: Path) -> Sequence[Check]:
-        found = check_stage(replace(request, out=str(out), release=""), emit)
-        return tuple(Check.model_validate(value) for value in found.checks)
-
-    wanted = RepackRequest(
-        dist=Path(request.out), folder=_folder(request), gates=rules.gates, policy=rules.policy, marker=marker,
-        packaging=packaging, layers=frozenset(definitions), key=_key(request),
-    )  # fmt: skip
-    done = repack(wanted, rebuild, preflight, utc_now(), emit)
-    record(RecordRequest(wanted.dist, wanted.folder, spec_path, wanted.key, allowed(request)), emit)
+    for needed in (_folder, _key):
+        needed(request)
+    done = run_repack(request, emit)
     notes = (f"the old build is in {done.previous}", f"receipt {done.receipt}")
     return Outcome({PORTABLE: done.sha256}, details={"receipt": str(done.receipt)}, notes=notes)
 

@@ -10,6 +10,7 @@ when at least one check passed and none failed. With GPUs there is no reason to 
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from oci_builder.execution.staging import Staged
 from oci_builder.model.errors import OciBuilderError
 from oci_builder.model.receipts import DOCKER, OCI, PORTABLE, Gpu, Host, Receipt, Statement, Subject, parse_statement
 from oci_builder.model.receipts import Check as Result
-from oci_builder.model.redact import redact, redact_value
+from oci_builder.model.redact import redact, redact_value, secret_values
 from oci_builder.model.report import Finding, Report
 from oci_builder.release.host import new_attempt, stamp, this_host, tool_versions
 
@@ -90,7 +91,7 @@ def verify_exec(
         release=context.release, stage=context.stage, attempt=new_attempt(), engine=context.engine,
         spec=context.spec or None, tools=tool_versions(), host=host, started=started, finished=stamp(),
         checks=tuple(results), details=details,
-    )  # fmt: skip
+    ).redacted(secret_values(os.environ))  # fmt: skip
     statement = Statement(subject=_subjects(report, portable), predicate=receipt)
     parse_statement(statement.model_dump_json(by_alias=True, exclude_none=True).encode(), "receipt")
     return statement

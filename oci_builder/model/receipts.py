@@ -7,6 +7,7 @@ the envelope's payload bytes are what was signed; nothing is ever serialised a s
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final, Literal, TypeVar
 
@@ -16,6 +17,7 @@ from oci_builder.model.documents import field_error
 from oci_builder.model.errors import FormatError, show
 from oci_builder.model.jsontext import load_json
 from oci_builder.model.limits import DEFAULT_LIMITS, Limits
+from oci_builder.model.redact import redact, redact_value
 
 STATEMENT_TYPE: Final = "https://in-toto.io/Statement/v1"
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
@@ -51,7 +53,8 @@ def _time(text: str) -> str:
 
 Time = Annotated[StrictStr, AfterValidator(_time)]
 Sha256 = Annotated[StrictStr, Field(pattern=r"^[0-9a-f]{64}$")]
-ShortText = Annotated[StrictStr, Field(max_length=4096)]
+_SHORT = 4096
+ShortText = Annotated[StrictStr, Field(max_length=_SHORT)]
 Word = Annotated[StrictStr, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.:+/@\[\]-]{0,199}$")]
 Seconds = Annotated[StrictInt | StrictFloat, Field(ge=0, allow_inf_nan=False)]
 
@@ -128,6 +131,15 @@ class Receipt(Closed):
     def check(self, name: str) -> Check | None:
         """The check of that name, or None."""
         return next((c for c in self.checks if c.name == name), None)
+
+    def redacted(self, secrets: Iterable[str] = ()) -> Receipt:
+        """The receipt without what looks like a credential, or is one of ``secrets``, in its checks and details."""
+        known = tuple(secrets)
+        checks = tuple(
+            c.model_copy(update={"reason": redact(c.reason, known)[:_SHORT], "details": redact_value(c.details, known)})
+            for c in self.checks
+        )
+        return self.model_copy(update={"checks": checks, "details": redact_value(self.details, known)})
 
 
 class Statement(Closed):

@@ -6,7 +6,9 @@ A secret is replaced, never shortened: the first characters of a token are enoug
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from urllib.parse import unquote
 
 MASK = "***"
 
@@ -24,10 +26,16 @@ _HEADER = re.compile(
 )
 _SCHEME = re.compile(r"(?P<head>\b(?:bearer|basic)\s+)(?=[^\s]*[0-9+/=_.-])[A-Za-z0-9+/=_.~-]{16,}", re.IGNORECASE)
 _COOKIE = re.compile(r"(?P<head>\b(?:set-)?cookie[\"']?\s*:\s*)[^\r\n]+", re.IGNORECASE)
+# "tiktoken==0.9" is a package: the word token stands alone, or begins after a mark or a small letter.
 _ASSIGNED = re.compile(
-    r"(?P<head>(?<![A-Za-z0-9])[\"']?[A-Za-z0-9_.-]{0,64}(?:password|passwd|secret|token|api_?key|access_?key|identitytoken)"
+    r"(?P<head>(?<![A-Za-z0-9])[\"']?(?:[A-Za-z0-9_.-]{0,64}(?:password|passwd|passphrase|secret|api_?key|access_?key|"
+    r"identitytoken)|(?:[A-Za-z0-9_.-]{0,64}(?:[_.-]|(?<=(?-i:[a-z]))(?=(?-i:T))))?token)"
     r"[\"']?\s*[=:]\s*[\"']?)[^\s\"',;&}]{3,}",
     re.IGNORECASE,
+)
+_SECRET_KEY = re.compile(
+    r"(?:.*(?:password|passwd|passphrase|secret|api_?key|access_?key|identitytoken)|(?:.*[_.-])?token)\Z",
+    re.IGNORECASE | re.DOTALL,
 )
 _SHAPES = re.compile(
     r"\b(?:hf_[A-Za-z0-9]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_[A-Za-z0-9_]{20,}|npm_[A-Za-z0-9]{30,}"
@@ -36,7 +44,19 @@ _SHAPES = re.compile(
 )
 _PEM = re.compile(r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----.*?(?:-----END [A-Z ]{0,40}PRIVATE KEY-----|\Z)", re.DOTALL)
 
-_RULES = (_USERINFO, _QUERY, _HEADER, _SCHEME, _COOKIE, _ASSIGNED)
+# Variables that hold a secret by their name; HF_TOKEN_PATH, *_FILE and the like hold places.
+_VARIABLE = re.compile(
+    r"(?:\A|_)(?:TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|PASS|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY)"
+    r"(?:_(?:KEY|SECRET|VALUE|READ|WRITE|[0-9]+))*\Z",
+    re.IGNORECASE,
+)
+_PLACE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,30}://([^/?#\s\"'<>]{1,2048})@")
+_SHORTEST_NAMED = 6  # of a value that is secret by its variable's name: "test" would go out of every path
+
+# A rule with marks, one of which a text must hold: most texts are paths, and there may be a hundred thousand of them.
+_RULES = (
+    (("=",), _QUERY), (("=", ":"), _HEADER), ((" ",), _SCHEME), ((":",), _COOKIE), (("=", ":"), _ASSIGNED),
+)  # fmt: skip
 
 
 def redact(text: str, secrets: Iterable[str] = ()) -> str:
@@ -46,13 +66,32 @@ def redact(text: str, secrets: Iterable[str] = ()) -> str:
         text: a message, a log line, a URL, a header.
         secrets: values that are known to be secret, whatever they look like; their URL-quoted forms go too.
     """
-    for secret in sorted({form for value in secrets for form in _forms(value)}, key=len, reverse=True):
+    for secret in _all_forms(tuple(secrets)):
         text = text.replace(secret, MASK)
-    text = _PEM.sub(MASK, text)
-    text = _USERINFO.sub(rf"\g<head>{MASK}@", text)
-    for rule in _RULES[1:]:
-        text = rule.sub(rf"\g<head>{MASK}", text)
+    if "-----BEGIN" in text:
+        text = _PEM.sub(MASK, text)
+    if "://" in text:
+        text = _USERINFO.sub(rf"\g<head>{MASK}@", text)
+    for marks, rule in _RULES:
+        if any(mark in text for mark in marks):
+            text = rule.sub(rf"\g<head>{MASK}", text)
     return _SHAPES.sub(MASK, text)
+
+
+def secret_values(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """What an environment holds that must not be shown, whatever it looks like: values of ``HF_TOKEN``,
+    ``MODAL_TOKEN_SECRET``, ``*_PASSWORD`` and the like, and the passwords in URLs (of proxies, indexes).
+    """
+    found: dict[str, None] = {}
+    for name, value in environ.items():
+        if _VARIABLE.search(name) and len(value.strip()) >= _SHORTEST_NAMED:
+            found[value.strip()] = None
+        # Proxies are also written without a scheme.
+        text = f"http://{value}" if name.upper().endswith("PROXY") and "://" not in value else value
+        for userinfo in _PLACE.findall(text):
+            _, colon, password = userinfo.partition(":")
+            found.update(dict.fromkeys((password, unquote(password)) if colon else (userinfo,)))
+    return tuple(value for value in found if value)
 
 
 def redact_url(url: str) -> str:
@@ -63,15 +102,25 @@ def redact_url(url: str) -> str:
 
 
 def redact_value(value: object, secrets: Iterable[str] = ()) -> object:
-    """``redact`` over a JSON-able value: strings, and the strings inside lists and objects (keys too)."""
+    """``redact`` over a JSON-able value: the strings in lists and objects, the keys, and what a key calls a secret."""
     known = tuple(secrets)
     if isinstance(value, str):
         return redact(value, known)
     if isinstance(value, dict):
-        return {redact(str(k), known): redact_value(v, known) for k, v in value.items()}
+        return {redact(str(k), known): _under(str(k), v, known) for k, v in value.items()}
     if isinstance(value, list | tuple):
         return [redact_value(item, known) for item in value]
     return value
+
+
+def _under(key: str, value: object, secrets: tuple[str, ...]) -> object:
+    return MASK if isinstance(value, str) and value and _SECRET_KEY.match(key) else redact_value(value, secrets)
+
+
+@lru_cache(maxsize=64)
+def _all_forms(secrets: tuple[str, ...]) -> tuple[str, ...]:
+    """Every form of them, long ones first: a secret may be part of another."""
+    return tuple(sorted({form for value in secrets for form in _forms(value)}, key=len, reverse=True))
 
 
 def _forms(secret: str) -> set[str]:

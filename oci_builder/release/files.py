@@ -9,12 +9,19 @@ import stat
 from pathlib import Path
 from typing import BinaryIO
 
-from oci_builder.model.errors import ConflictError, SpecError, TransportError, disk_code, show
+from oci_builder.model.errors import ConflictError, OciBuilderError, SpecError, TransportError, disk_code, show
 
 
 def io_error(error: OSError, path: Path | str) -> TransportError:
     """An operating system error at a path as ours: ``io.space``, ``io.readonly`` or ``io.error``."""
     return TransportError(disk_code(error), f"{show(str(path))}: {error.strerror or error}", where=str(path))
+
+
+def input_error(error: OSError, path: Path | str) -> OciBuilderError:
+    """As ``io_error`` where somebody named the path: a wrong name (``spec.path``) is no fault of a disk."""
+    if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG):
+        return SpecError("spec.path", f"{show(str(path))}: {error.strerror}; name a file", where=str(path))
+    return io_error(error, path)
 
 
 def open_file(path: Path) -> BinaryIO:
@@ -40,13 +47,13 @@ def read_file(path: Path, limit: int) -> bytes:
     """At most ``limit`` + 1 bytes of a file: a caller's size check then sees that it is too large.
 
     Raises:
-        SpecError: ``spec.path``: a pipe or device. TransportError: ``io.*``.
+        SpecError: ``spec.path``: not there, a folder, a pipe or device. TransportError: ``io.*``.
     """
     try:
         with open_file(path) as file:
             return file.read(limit + 1)
     except OSError as error:
-        raise io_error(error, path) from None
+        raise input_error(error, path) from None
 
 
 def create_exclusively(path: Path, data: bytes, *, mode: int = 0o644, code: str = "release.exists") -> None:

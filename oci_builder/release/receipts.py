@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -25,6 +26,7 @@ from oci_builder.model.receipts import (
     parse_statement,
     parse_time,
 )
+from oci_builder.model.redact import secret_values
 from oci_builder.release.files import create_exclusively, read_file
 from oci_builder.release.signing import SigningKey, check_signatures, decode64
 
@@ -74,7 +76,12 @@ class Verdict:
 
 
 def make_statement(receipt: Receipt, subjects: Mapping[str, str]) -> bytes:
-    """The statement's bytes: what is signed and stored. ``subjects`` maps archive names to sha256 hex digits."""
+    """The statement's bytes: what is signed and stored, without this machine's secrets and what looks like one.
+
+    Args:
+        subjects: archive name -> sha256, hex.
+    """
+    receipt = receipt.redacted(secret_values(os.environ))
     subject = tuple(Subject(name=n, digest=DigestSet(sha256=s)) for n, s in sorted(subjects.items()))
     data = dump_json(Statement(subject=subject, predicate=receipt).model_dump(mode="json", by_alias=True))
     parse_statement(data, "receipt")  # whatever is written can be read

@@ -22,7 +22,7 @@ from oci_builder.model.errors import ConflictError, FormatError, PolicyError, sh
 from oci_builder.model.gates import TrustedKey, TrustPolicy, key_id
 from oci_builder.model.jsontext import dump_json
 from oci_builder.model.receipts import PAYLOAD_TYPE, Envelope
-from oci_builder.release.files import create_exclusively, io_error, open_file
+from oci_builder.release.files import create_exclusively, input_error, open_file
 
 _RAW = serialization.Encoding.Raw
 _MAX_KEY_FILE = 16 << 10
@@ -100,7 +100,7 @@ def load_key(path: Path) -> SigningKey:
         PolicyError: ``key.mode``: group or others may touch the file, it is not a regular file (a link included), or
             it belongs to somebody else.
         FormatError: ``key.format``: not an unencrypted Ed25519 key in PEM.
-        TransportError: ``io.*``.
+        SpecError: ``spec.path``: it is not there. TransportError: ``io.*``.
     """
     data = _read_private(path)
     try:
@@ -121,7 +121,7 @@ def _read_private(path: Path) -> bytes:
     except OSError as error:
         if path.is_symlink():
             raise PolicyError("key.mode", f"{show(str(path))}: a key file is not a link", where=str(path)) from None
-        raise io_error(error, path) from None
+        raise input_error(error, path) from None
     with os.fdopen(fd, "rb") as file:
         info = os.fstat(fd)
         if not stat.S_ISREG(info.st_mode) or info.st_mode & 0o077 or info.st_uid not in (0, os.geteuid()):
@@ -144,7 +144,7 @@ def load_public(path: Path) -> bytes:
         with open_file(path) as file:
             data = file.read(_MAX_KEY_FILE)
     except OSError as error:
-        raise io_error(error, path) from None
+        raise input_error(error, path) from None
     try:
         key = serialization.load_pem_public_key(data)
     except (ValueError, UnsupportedAlgorithm):

@@ -72,10 +72,12 @@ class Lab:
     def stage(self, name: str, *more: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
         """``oci-builder stage NAME`` as a user types it."""
         here = () if "modal" in more else ("--out", "dist", "--cache", "cache")  # there they are the volume's
-        command = [
-            sys.executable, "-c", "from oci_builder.cli import main; main()", "stage", name, "--spec", "spec.json",
-            *here, "--release", "releases/v1-r1", "--trust", "trust.json", "--key", "key", *more,
-        ]  # fmt: skip
+        return self.command("stage", name, *here, "--release", "releases/v1-r1", *more, env=env)
+
+    def command(self, *words: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+        """A command that takes a spec, a trust policy and a key."""
+        run = [sys.executable, "-c", "from oci_builder.cli import main; main()"]
+        command = [*run, words[0], "--spec", "spec.json", "--trust", "trust.json", "--key", "key", *words[1:]]
         environment = {**os.environ, "PYTHONPATH": str(ROOT), **(env or {})}
         return subprocess.run(command, cwd=self.root, capture_output=True, text=True, timeout=180, env=environment)
 

@@ -19,6 +19,7 @@ from oci_builder.model.errors import ConflictError, IntegrityError, OciBuilderEr
 from oci_builder.model.events import Event, silent
 from oci_builder.model.receipts import DOCKER, OCI, PORTABLE
 from oci_builder.qualification import Rules, update_release
+from oci_builder.receipt import make_key
 from oci_builder.release.host import utc_now
 from tests.engines.stages_lab import Lab, make_lab
 
@@ -185,6 +186,28 @@ def test_without_a_key_nothing_is_recorded(lab: Lab) -> None:
     found = go(lab, "container", key="")
     assert (found["outcome"], lab.release.exists()) == ("pass", False)
     assert any("takes a key" in note for note in found["notes"])
+
+
+@pytest.mark.parametrize("name", ["container", "repack"])
+def test_a_key_that_nobody_believes_records_nothing(name: str, packed: Lab) -> None:
+    """The release would stand there with evidence that no gate counts."""
+    make_key(packed.root / "stranger")
+    before_, receipts = lies(packed), packed.receipts()
+    options = {"trust": str(packed.trust)}
+    found = go(packed, name, key=str(packed.root / "stranger"), options=options)
+    assert (code(found), found["exit"]) == ("key.trust", 4)
+    assert (lies(packed), packed.receipts()) == (before_, receipts)
+
+
+def test_recorded_without_a_policy_it_says_so(lab: Lab) -> None:
+    assert any("trust policy" in note for note in go(lab, "container")["notes"])
+
+
+def test_a_result_holds_no_secret_of_the_machine_that_ran_it(packed: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sender's environment need not have it, so the sender could not hide it."""
+    monkeypatch.setenv("SOME_TOKEN", "plain-word-77")
+    found = go(packed, "container-check", release="", key="", options={"checks": str(packed.root / "plain-word-77")})
+    assert found["error"] and "plain-word-77" not in json.dumps(found)
 
 
 def test_archives_of_two_builds_get_no_receipt(packed: Lab) -> None:

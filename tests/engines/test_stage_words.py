@@ -62,8 +62,10 @@ def refused(done: Ended, status: int, code: str) -> None:
         ("qualification", "--release", "one", "--trust", "gone.json"),
         ("build", "--release", "spec.json"),
         ("build", "--release", "one", "--key", "gone"),
+        ("build", "--trust", "gone.json"),
+        ("container", "--trust", "one"),
     ],
-    ids=["checks", "checks-folder", "allow", "root", "trust", "release-file", "key"],
+    ids=["checks", "checks-folder", "allow", "root", "trust", "release-file", "key", "trust-unused", "trust-folder"],
 )
 def test_a_name_of_nothing_is_a_wrong_input(words: tuple[str, ...], stage: Callable[..., Ended]) -> None:
     refused(stage(*words), 2, "stage.option")

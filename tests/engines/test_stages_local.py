@@ -131,6 +131,15 @@ def test_repack_changes_packaging_and_starts_over(tmp_path: Path) -> None:
     assert (receipt["stage"], receipt["details"]["from"]) == ("repack", first)
     assert lab.result("qualification")["details"]["state"] == "candidate"
 
+    # The command of the same name does the same, with the same checks before the new build takes the old one's place.
+    (tmp_path / "layers/files/activate.sh").write_text("echo 3\n")
+    words = ("repack", "dist", "releases/v1-r1", "--marker", "marker.json", "--cache", "cache")
+    done = lab.command(*words)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / f"dist.{found['outputs'][PORTABLE][:12]}").is_dir()
+    said_by = said(next(lab.release.glob("receipts/repack-*.json")), lab)["receipt"]
+    assert {c["name"] for c in said_by["checks"]} == {c["name"] for c in receipt["checks"]}
+
 
 def test_the_time_limit_ends_a_stage_and_leaves_nothing_half(tmp_path: Path) -> None:
     lab = make_lab(tmp_path, base={"scratch": True})
