@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from oci_builder.model.events import Emit, Event, silent
 from oci_builder.model.image import Image, Layer
 from oci_builder.model.jsontext import dump_json
 from oci_builder.model.records import FileRecord, Tools, container_record, portable_record
+from oci_builder.model.redact import redact, secret_values
 from oci_builder.model.settings import image_settings, timestamp
 from oci_builder.model.spec import Spec, load_spec
 from oci_builder.payload.cuda import stage_cuda
@@ -203,8 +205,18 @@ class _Build:
         created = {"created": timestamp(self.spec.epoch)}
         ours = [replace(layer, history={**created, **layer.history}) for layer in layers]
         image = base.image.append(*ours, limits=self.limits)
+        self._warn_of_credentials()
         settings, annotations = image_settings(self.spec, base.image.settings, base.name, base.digest)
         return image.with_settings(settings, annotations)
+
+    def _warn_of_credentials(self) -> None:
+        """A spec's settings are in the image for everybody to read; ``record`` and ``publish`` refuse them."""
+        known = secret_values(os.environ)
+        for text in (*self.spec.env, *(f"{name}={value}" for name, value in self.spec.labels.items())):
+            if redact(text, known) != text:
+                name = redact(text.partition("=")[0], known)
+                message = f"{name} looks like a credential; everybody who has the image can read it"
+                self.emit(Event("warning", "build", message=message))
 
     def _archives(self, image: Image, base: Base, made: _Made, portable_only: _Made, staging: Path) -> BuildResult:
         whole = _Made([*portable_only.plans, *made.plans], [*portable_only.layers, *made.layers])

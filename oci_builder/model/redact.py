@@ -26,17 +26,13 @@ _HEADER = re.compile(
 )
 _SCHEME = re.compile(r"(?P<head>\b(?:bearer|basic)\s+)(?=[^\s]*[0-9+/=_.-])[A-Za-z0-9+/=_.~-]{16,}", re.IGNORECASE)
 _COOKIE = re.compile(r"(?P<head>\b(?:set-)?cookie[\"']?\s*:\s*)[^\r\n]+", re.IGNORECASE)
-# "tiktoken==0.9" is a package: the word token stands alone, or begins after a mark or a small letter.
+# tiktoken is a package, and == compares a version.
+_NAMES = r"(?:password|passwd|passphrase|secret|(?<!tik)token|api_?key|access_?key)"
 _ASSIGNED = re.compile(
-    r"(?P<head>(?<![A-Za-z0-9])[\"']?(?:[A-Za-z0-9_.-]{0,64}(?:password|passwd|passphrase|secret|api_?key|access_?key|"
-    r"identitytoken)|(?:[A-Za-z0-9_.-]{0,64}(?:[_.-]|(?<=(?-i:[a-z]))(?=(?-i:T))))?token)"
-    r"[\"']?\s*[=:]\s*[\"']?)[^\s\"',;&}]{3,}",
+    rf"(?P<head>(?<![A-Za-z0-9])[\"']?[A-Za-z0-9_.-]{{0,64}}{_NAMES}[\"']?\s*[=:](?!=)\s*[\"']?)[^\s\"',;&}}]{{3,}}",
     re.IGNORECASE,
 )
-_SECRET_KEY = re.compile(
-    r"(?:.*(?:password|passwd|passphrase|secret|api_?key|access_?key|identitytoken)|(?:.*[_.-])?token)\Z",
-    re.IGNORECASE | re.DOTALL,
-)
+_SECRET_KEY = re.compile(rf".*{_NAMES}\Z", re.IGNORECASE | re.DOTALL)
 _SHAPES = re.compile(
     r"\b(?:hf_[A-Za-z0-9]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_[A-Za-z0-9_]{20,}|npm_[A-Za-z0-9]{30,}"
     r"|xox[abeoprs]-[A-Za-z0-9-]{10,}|(?:AKIA|ASIA)[A-Z0-9]{16}|AIza[A-Za-z0-9_-]{30,}|a[ks]-[A-Za-z0-9]{20,}|nvapi-[A-Za-z0-9_-]{20,}"

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from oci_builder.model.errors import OciBuilderError, PolicyError, SpecError, show
 from oci_builder.model.jsontext import load_json
 from oci_builder.model.limits import DEFAULT_LIMITS
-from oci_builder.model.redact import redact
+from oci_builder.model.redact import redact, secret_values
 from oci_builder.model.report import Finding
 from oci_builder.release.files import read_file
 from oci_builder.release.secrets import ScanOptions, scan_file
@@ -20,6 +21,8 @@ from oci_builder.release.walk import Data, Walk, walk
 from oci_builder.wire.tar import Kind, TarEntry
 
 _SHOWN = 10
+# Shorter passwords are words that stand in any file.
+_SHORTEST_OWN = 12
 # Never uploaded as they are, but found in every CPython that is shipped whole.
 PUBLISHED = {
     r"(?:.*/)?lib(?:64)?/python3\.\d+/test/.*": "keys of CPython's own test suite, published with its source",
@@ -66,7 +69,7 @@ def scan_archives(archives: Sequence[Path], options: ScanOptions, how: Walk | No
         OciBuilderError: as ``walk``.
     """
     how = how or Walk()
-    found = Scan()
+    found, options = Scan(), _with_own(options)
 
     def visit(entry: TarEntry, data: Data, where: str) -> None:
         if entry.kind is not Kind.FILE:
@@ -84,6 +87,12 @@ def scan_archives(archives: Sequence[Path], options: ScanOptions, how: Walk | No
     return found
 
 
+def _with_own(options: ScanOptions) -> ScanOptions:
+    """The options, with what this machine's environment keeps secret: a build may have written it anywhere."""
+    own = tuple(value.encode() for value in secret_values(os.environ) if len(value) >= _SHORTEST_OWN)
+    return replace(options, own=own)
+
+
 def _settings(config: bytes, where: str, options: ScanOptions) -> Iterator[Finding]:
     """Variables, labels, commands and history that are credentials by their name or form, whatever their shape.
 
@@ -91,7 +100,7 @@ def _settings(config: bytes, where: str, options: ScanOptions) -> Iterator[Findi
     """
     for text in _strings(load_json(config, f"{where}: image config")):
         secret = text.encode()
-        if redact(text) == text or options.lets(b"image config", secret):
+        if redact(text, [value.decode() for value in options.own]) == text or options.lets(b"image config", secret):
             continue
         name = text.partition("=")[0] if text.partition("=")[0].isidentifier() else "a setting"
         place = f"{where}: image config"
@@ -119,7 +128,7 @@ def scan_files(files: Iterable[Path], options: ScanOptions) -> Scan:
     Raises:
         TransportError: ``io.*``.
     """
-    found = Scan()
+    found, options = Scan(), _with_own(options)
     for path in files:
         data = read_file(path, 64 * DEFAULT_LIMITS.document)
         found.files += 1

@@ -1,8 +1,9 @@
 """Credentials and model weights in the files of an image: shapes that are known, found in one pass.
 
 Text is searched for every shape, binary data (a NUL in the first 8 KiB) for PEM private keys only: a token inside
-machine code is noise. Files inside compressed files are not opened. A hit must also hold as what it seems to be (a
-checksum, a DER structure, enough variety), for a runtime image holds much documentation *about* tokens.
+machine code is noise. Both are searched for the values that this machine's own environment keeps secret. Files inside
+compressed files are not opened. A hit must also hold as what it seems to be (a checksum, a DER structure, enough
+variety), for a runtime image holds much documentation *about* tokens.
 """
 
 from __future__ import annotations
@@ -34,11 +35,13 @@ class ScanOptions:
         weights_size: bytes from which a file with a weight file's name or magic counts as weights.
         allow: sha256 hex of a secret's exact bytes -> reason (published test keys).
         allow_paths: path pattern (regular expression over the whole path) -> reason.
+        own: secrets of this machine, looked for in every file, whatever they look like.
     """
 
     weights_size: int = WEIGHTS_SIZE
     allow: Mapping[str, str] = field(default_factory=dict)
     allow_paths: Mapping[str, str] = field(default_factory=dict)
+    own: tuple[bytes, ...] = field(default=(), repr=False)
 
     def checked(self) -> ScanOptions:
         """Itself, when every pattern is one.
@@ -213,6 +216,9 @@ class FileScan:
         for rule in (_PEM,) if self._binary else _RULES:
             if rule.literal in window:
                 self._keep(rule, window)
+        for secret in self._options.own:
+            if secret in window and not self._options.lets(b"", secret):
+                self._hits.setdefault(secret, "a secret of this machine's environment")
         del self._buffer[: len(window) if final else max(0, len(window) - _OVERLAP)]
 
     def _keep(self, rule: _Rule, window: bytearray) -> None:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oci_builder.model.redact import redact, redact_url, redact_value
+from oci_builder.model.redact import redact, redact_url, redact_value, secret_values
 from oci_builder.release.secrets import ScanOptions, scan_file
 from oci_builder.release.signing import new_key, save_key
 
@@ -188,6 +188,7 @@ class TestRedaction:
             ("Set-Cookie: session=qwertz; Path=/", "qwertz"),
             ("HF_TOKEN=plainvalue123 cmd", "plainvalue123"),
             ('{"password": "open-sesame"}', "open-sesame"),
+            ("accessToken: abcdef", "abcdef"),
             *((f"see {t}", t) for t in TOKENS.values() if not t.startswith(('"auth"', "pypi"))),
         ],
     )
@@ -199,6 +200,20 @@ class TestRedaction:
     def test_known_secrets_go_whatever_they_look_like(self) -> None:
         assert redact("a pass/word b pass%2Fword", ["pass/word"]) == "a *** b ***"
         assert redact_value({"k": ["xyz-1234", 1, None]}, ["xyz-1234"]) == {"k": ["***", 1, None]}
+        assert redact_value({"hf_token": "any", "tiktoken": "0.9", "n_token": 5}) == {
+            "hf_token": "***", "tiktoken": "0.9", "n_token": 5,
+        }  # fmt: skip
+
+    def test_what_an_environment_holds_is_known(self) -> None:
+        env = {
+            "HF_TOKEN": "plain-words", "HF_TOKEN_PATH": "/home/u/token", "TOKENIZERS_PARALLELISM": "false",
+            "MODAL_TOKEN_ID": "ak-public", "MODAL_TOKEN_SECRET": "as-secret", "AWS_SECRET_ACCESS_KEY": "wJal/r",
+            "https_proxy": "u:pw%40x@host:1", "PIP_INDEX_URL": "https://tok@host/simple", "CI_PASSWORD": " padded\n",
+            "GPG_KEY": "7169605F62C751356D054A26A821E680E5FA6305", "A_PASS": "short", "PATH": "/bin",
+        }  # fmt: skip
+        assert set(secret_values(env)) == {
+            "plain-words", "as-secret", "wJal/r", "pw%40x", "pw@x", "tok", "padded",
+        }  # fmt: skip
 
     @pytest.mark.parametrize(
         "text",
@@ -206,6 +221,7 @@ class TestRedaction:
             "https://registry.example/v2/a/blobs/sha256:" + "a" * 64,
             "runtime.oci.tar: 5 layers, expected 6",
             "token count 5 and a basic example",
+            "tiktoken==0.9.0 and tiktoken: 0.9.0 and some-token==1.2.3",
         ],
     )
     def test_other_text_stays(self, text: str) -> None:
