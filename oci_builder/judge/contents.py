@@ -12,8 +12,9 @@ from pathlib import Path
 from oci_builder.judge.hashing import Hashers
 from oci_builder.judge.layer import LayerFacts, read_layer
 from oci_builder.judge.options import Findings, JudgeOptions
+from oci_builder.judge.treelog import MOST_LOGGED
 from oci_builder.model.digest import Digest
-from oci_builder.model.errors import OciBuilderError
+from oci_builder.model.errors import OciBuilderError, PolicyError
 from oci_builder.model.limits import Limits
 from oci_builder.wire.compress import Compression
 
@@ -88,11 +89,11 @@ class Contents:
 class Intake:
     """Reads members into a ``Contents``."""
 
-    __slots__ = ("_kept", "contents", "findings", "hashers", "options")
+    __slots__ = ("_kept", "_logged", "_names", "contents", "findings", "hashers", "options")
 
     def __init__(self, contents: Contents, options: JudgeOptions, findings: Findings, hashers: Hashers) -> None:
         self.contents, self.options, self.findings, self.hashers = contents, options, findings, hashers
-        self._kept = 0
+        self._kept = self._logged = self._names = 0
 
     def member(self, name: str, size: int, chunks: Iterator[bytes | memoryview]) -> Member:
         """Read one member to its end."""
@@ -109,17 +110,39 @@ class Intake:
         member.size, member.digest = blob_hash.size, blob_hash.digest()
         if outer.error:
             raise outer.error
+        if member.layer is not None:
+            self.remember(member.layer)
         self.contents.members[name] = member
         return member
 
+    def remember(self, facts: LayerFacts) -> None:
+        """Keep what is remembered of all layers together within bounds.
+
+        Raises:
+            PolicyError: ``limit.entries``.
+        """
+        self._names += facts.names.size
+        most, where = self.options.limits.archive_entries, self.findings.where
+        if self._names > most:
+            message = f"{where}: more than {most} entries in all its layers; limits.archive_entries can be raised"
+            raise PolicyError("limit.entries", message, where=where, expected=f"<= {most}")
+        self._logged += facts.log.size
+        if self._logged > MOST_LOGGED:
+            facts.log.forget()
+
     def layer_facts(self, member: Member) -> LayerFacts:
-        """The member read as a layer, now if it was kept as a document."""
+        """The member read as a layer, now if it was kept as a document.
+
+        Raises:
+            PolicyError: as ``remember``.
+        """
         if member.layer is None:
             where = f"{self.findings.where}: {member.name}"
             blob_hash = self.hashers.new("blob")
             member.layer = read_layer(
                 [member.data or b""], where, self.options, self.hashers, blob_hash, member.name
             )
+            self.remember(member.layer)
         return member.layer
 
 

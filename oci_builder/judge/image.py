@@ -14,6 +14,7 @@ from oci_builder.model import media
 from oci_builder.model.documents import Descriptor, ImageConfig
 from oci_builder.model.env import is_hollow, names_one_folder
 from oci_builder.model.errors import show
+from oci_builder.wire.tar import name_key, too_many_folders
 
 OUR_HISTORY = "oci-builder:"
 
@@ -132,6 +133,9 @@ def check_layers(graph: Graph, image: ImageView) -> None:
         every.append(facts)
         total += facts.tar_size
     _check_tree(graph, image, every)
+    most = graph.options.limits.folders
+    if sum(facts.log.folders.count for facts in every) > most:
+        findings.take(too_many_folders(image.where, most))
     most = graph.options.limits.image_size
     if total > most:
         message = f"{total} bytes uncompressed; raise limits.image_size if the image is really meant to be so large"
@@ -170,7 +174,7 @@ def _check_rules(graph: Graph, image: ImageView, index: int, facts: LayerFacts, 
 def _check_links(graph: Graph, facts: LayerFacts, lower: Iterable[LayerFacts], where: str, ours: bool) -> None:
     """What is legal of hard links, and not how ours are: into a lower layer, and before their target."""
     for name, target in facts.open_links:
-        shown, key = f"{show(name)} -> {show(target)}", facts.names.key(target)
+        shown, key = f"{show(name)} -> {show(target)}", name_key(target)
         if any(layer.names.knows_key(key) for layer in lower):
             if ours:
                 message = "a hard link into a lower layer; ours never cross layers"
@@ -183,8 +187,7 @@ def _check_tree(graph: Graph, image: ImageView, layers: list[LayerFacts]) -> Non
     """The tree that the layers make together, where each of them is there and could be read."""
     if None in image.layers or any(facts.diff_id is None or facts.problems for facts in layers):
         return
-    logs = [(facts.log, facts.names, bool(facts.open_links)) for facts in layers]
-    problem = judge_tree(logs, image.where, graph.options.limits)
+    problem = judge_tree([facts.tree for facts in layers], image.where, graph.options.limits)
     if problem is not None:
         graph.findings.take(problem)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from oci_builder.judge.hashing import Hashers, SideHash
 from oci_builder.judge.options import JudgeOptions, OnEntry
-from oci_builder.judge.treelog import TreeLog
+from oci_builder.judge.treelog import LateLinks, LayerTree, TreeLog
 from oci_builder.model.digest import Digest
 from oci_builder.model.errors import FormatError, OciBuilderError, PolicyError, show
 from oci_builder.rootfs.apply_nodes import STANDARD_NODES
@@ -34,7 +34,7 @@ class LayerFacts:
         rule_breaks: what our own layers may not have (devices, setuid), judged only when it is ours.
         names: every name in it.
         log: its names in order, for the tree that all layers make.
-        open_links: hard links to names that are not in it, as (name, target).
+        late: hard links to names that were not in it before them; ``open_links`` has the first, as (name, target).
         newest: the newest time in it, nanoseconds since 1970.
         ours: True when its first gzip member is one of ours.
     """
@@ -47,6 +47,7 @@ class LayerFacts:
     rule_breaks: list[OciBuilderError] = field(default_factory=list)
     names: NameLedger = field(default_factory=NameLedger)
     log: TreeLog = field(default_factory=TreeLog)
+    late: LateLinks = field(default_factory=LateLinks)
     open_links: list[tuple[bytes, bytes]] = field(default_factory=list)
     newest: int = 0
     ours: bool = False
@@ -55,6 +56,11 @@ class LayerFacts:
     def weight(self) -> int:
         """What it takes to judge it once more, in names."""
         return self.names.size + 16 * (len(self.problems) + len(self.warnings) + len(self.open_links))
+
+    @property
+    def tree(self) -> LayerTree:
+        """What it takes to judge the tree that it makes with others."""
+        return LayerTree(self.log, self.names, self.late)
 
     @property
     def padded(self) -> bool:
@@ -74,7 +80,7 @@ def read_layer(
     """
     pull = Pull(blob_hash.tee(chunks))
     head = pull.peek(64)
-    facts = LayerFacts(compression=sniff(head), ours=is_our_member(head))
+    facts = LayerFacts(compression=sniff(head), ours=is_our_member(head), log=TreeLog(options.limits))
     last: list[MemberSeen] = []
 
     def seen(member: MemberSeen) -> None:
@@ -153,8 +159,12 @@ def _check_entry(entry: TarEntry, where: str, facts: LayerFacts) -> None:
         facts.problems.append(
             PolicyError(code, f"{where}: {show(entry.name)} stands twice", where=f"{where}: {show(entry.name)}")
         )
-    elif code == "entry.link_target" and len(facts.open_links) < _MOST_KEPT:
-        facts.open_links.append((entry.name, entry.link))
+    elif code == "entry.link_target":
+        facts.late.add(entry)
+        if len(facts.open_links) < _MOST_KEPT:
+            facts.open_links.append((entry.name, entry.link))
+    elif entry.kind is Kind.HARDLINK and facts.late.has(entry.link):
+        facts.late.add(entry)
     try:
         hidden_by(entry, where)
     except PolicyError as error:

@@ -1,23 +1,28 @@
 """The names of one layer in order, kept small, so that the tree they make can be judged when all layers are known.
 
 An archive gives its layers in any order and once. Whether a name leads through a link or a file of a lower layer can
-only be said in the layers' own order; almost always no name does, which comparing two sets of hashes shows.
+only be said in the layers' own order; almost always no name does, which comparing two sets of keys shows.
 """
 
 from __future__ import annotations
 
 import zlib
+from array import array
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 
 from oci_builder.model.errors import OciBuilderError, PolicyError
-from oci_builder.model.limits import Limits
+from oci_builder.model.limits import DEFAULT_LIMITS, Limits
 from oci_builder.rootfs.tree_model import TreeModel
-from oci_builder.wire.tar import Kind, NameLedger, TarEntry
+from oci_builder.wire.tar import FolderLedger, KeySet, Kind, NameLedger, TarEntry, name_key
 
 _BATCH = 1000
 _PIECE = 1 << 18
-# The biggest real layer's names take 2 MB so.
-_MOST = 64 << 20
+# Compressed names that are remembered, of one layer and of all; the biggest real layer's take 2 MB.
+MOST_LOGGED = 64 << 20
+# Bytes that a tree in memory may take, and what one costs that is a file, is a folder, or waits for a link's target.
+_MOST_MODELLED = 200 << 20
+_FILE, _FOLDER, _LATE = 104, 330, 150
 _LETTERS = {Kind.FILE: b"f", Kind.DIR: b"d", Kind.SYMLINK: b"s", Kind.HARDLINK: b"h", Kind.CHAR: b"c"}
 _KINDS = {letter: kind for kind, letter in _LETTERS.items()}
 _DATA = b"F"  # a file that is not empty, which no whiteout may be
@@ -27,19 +32,22 @@ class TreeLog:
     """What a tree needs to know of a layer's entries.
 
     Attributes:
-        needed: keys (``NameLedger.key``) of all folders that names and link targets lead through.
+        folders: those of its names.
         size: compressed bytes held.
+        cost: about the bytes of memory that a tree of it takes.
+
+    Raises (``add``):
+        PolicyError: ``limit.folders``.
     """
 
-    __slots__ = ("_last", "_open", "_packed", "_packer", "needed", "size")
+    __slots__ = ("_cost", "_open", "_packed", "_packer", "folders", "size")
 
-    def __init__(self) -> None:
-        self.needed: set[bytes] = set()
-        self.size = 0
+    def __init__(self, limits: Limits = DEFAULT_LIMITS) -> None:
+        self.folders = FolderLedger(limits)
+        self.size = self._cost = 0
         self._packer = zlib.compressobj(1)
         self._packed: list[bytes] = []
         self._open: list[bytes] = []
-        self._last = b""
 
     def add(self, entry: TarEntry) -> None:
         """Take the next entry."""
@@ -47,9 +55,15 @@ class TreeLog:
         self._open += (letter + entry.name, entry.link)
         if len(self._open) >= _BATCH:
             self._pack()
-        self._need(entry.name)
+        self.folders.note(entry)
+        self._cost += _FILE + len(entry.name) - entry.name.rfind(b"/")
         if entry.kind is Kind.HARDLINK:
-            self._need(entry.link)
+            self._cost += _LATE + len(entry.name) + len(entry.link)
+
+    @property
+    def cost(self) -> int:
+        """See the class."""
+        return self._cost + _FOLDER * self.folders.count
 
     def entries(self) -> Iterator[TarEntry]:
         """The entries again: names, kinds and links.
@@ -57,7 +71,7 @@ class TreeLog:
         Raises:
             PolicyError: ``limit.entries``: their names were more than is remembered.
         """
-        if self.size > _MOST:
+        if self.size > MOST_LOGGED:
             raise PolicyError("limit.entries", "more names than are remembered to judge links among them")
         self._pack()
         fields = _fields(zlib.decompressobj(), [*self._packed, self._packer.copy().flush()])
@@ -65,24 +79,47 @@ class TreeLog:
             kind = Kind.FILE if first[:1] == _DATA else _KINDS[first[:1]]
             yield TarEntry(first[1:], kind, size=int(first[:1] == _DATA), link=link)
 
+    def forget(self) -> None:
+        """Remember no names."""
+        self._packed.clear()
+        self.size = MOST_LOGGED + 1
+
     def _pack(self) -> None:
-        if self._open and self.size <= _MOST:
+        if self._open and self.size <= MOST_LOGGED:
             data = self._packer.compress(b"\0".join(self._open) + b"\0")
             self._packed.append(data)
             self.size += len(data)
         self._open.clear()
 
-    def _need(self, name: bytes) -> None:
-        above = name.rpartition(b"/")[0]
-        if above == self._last:
-            return
-        self._last = above
-        while above:
-            key = NameLedger.key(above)
-            if key in self.needed:
-                return
-            self.needed.add(key)
-            above = above.rpartition(b"/")[0]
+
+@dataclass(slots=True)
+class LateLinks:
+    """Hard links of a layer that come before their target, or whose target is in no entry of it at all."""
+
+    _names: KeySet = field(default_factory=KeySet)
+    _targets: array[int] = field(default_factory=lambda: array("Q"))
+
+    def add(self, entry: TarEntry) -> None:
+        """Take one."""
+        self._names.add(name_key(entry.name))
+        self._targets.append(name_key(entry.link))
+
+    def has(self, name: bytes) -> bool:
+        """Whether a name is one of these links: what links to it must wait too."""
+        return len(self._names) > 0 and name_key(name) in self._names
+
+    def are_plain(self, names: NameLedger) -> bool:
+        """Whether each has its target in the layer, and that is no such link itself: order does not matter then."""
+        return all(names.knows_key(key) and key not in self._names for key in self._targets)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerTree:
+    """What ``judge_tree`` needs to know of a layer: its entries, its names, its late links."""
+
+    log: TreeLog
+    names: NameLedger
+    late: LateLinks
 
 
 def _fields(unpacker: zlib._Decompress, packed: Iterable[bytes]) -> Iterator[bytes]:
@@ -95,28 +132,27 @@ def _fields(unpacker: zlib._Decompress, packed: Iterable[bytes]) -> Iterator[byt
             yield from whole
 
 
-def judge_tree(layers: list[tuple[TreeLog, NameLedger, bool]], where: str, limits: Limits) -> OciBuilderError | None:
-    """What an unpacking of these layers, lowest first, would refuse because of the tree; None when it would not.
-
-    Args:
-        layers: log, names, and whether it has hard links whose target is not in it (yet).
-    """
-    if not any(links for _, _, links in layers) and not _meet(layers):
+def judge_tree(layers: list[LayerTree], where: str, limits: Limits) -> OciBuilderError | None:
+    """What an unpacking of these layers, lowest first, would refuse because of the tree; None when it would not."""
+    if all(layer.late.are_plain(layer.names) for layer in layers) and not _meet(layers):
         return None
+    if sum(layer.log.cost for layer in layers) > _MOST_MODELLED:
+        message = f"{where}: names lead through links, or hard links cross layers, among too many names to judge"
+        return PolicyError("limit.entries", message, where=where)
     model = TreeModel(where, limits)
     try:
-        for log, _, _ in layers:
-            model.apply(log.entries())
+        for layer in layers:
+            model.apply(layer.log.entries())
     except OciBuilderError as error:
         return error
     return None
 
 
-def _meet(layers: list[tuple[TreeLog, NameLedger, bool]]) -> bool:
+def _meet(layers: list[LayerTree]) -> bool:
     """Whether any name leads through something that this layer or a lower one has as no folder."""
-    needed: set[bytes] = set()
-    for log, names, _ in reversed(layers):
-        needed |= log.needed
-        if names.has_other_than_folders(needed):
+    needed = KeySet()
+    for layer in reversed(layers):
+        needed.update(layer.log.folders.keys)
+        if layer.names.has_other_than_folders(needed):
             return True
     return False

@@ -25,10 +25,16 @@ class Limits:
     json_depth: int = _limit(64, "nesting of JSON documents; OCI documents nest about six deep")
     record: int = _limit(1 * MIB, "one PAX header or GNU long name; Linux xattr values end at 64 KiB, names at 4 KiB")
     pax_headers: int = _limit(16, "extended headers in a row before one entry; real writers emit at most three")
+    pax_records: int = _limit(
+        1024, "records in one PAX header, each costs far more time than its bytes; writers emit ten and one an xattr"
+    )
+    pax_bytes: int = _limit(128 * MIB, "extended headers of one layer together: 512 bytes for each of 250,000 entries")
     name: int = _limit(4096, "bytes of an entry name or link target: PATH_MAX")
     component: int = _limit(255, "bytes of one path component: NAME_MAX")
     depth: int = _limit(128, "directories in one path; the deepest real tree seen (node_modules) has about 40")
-    entries: int = _limit(4_000_000, "entries in one layer; the biggest real layer seen has 190,000")
+    entries: int = _limit(2_000_000, "entries in one layer; the biggest real layer seen has 190,000")
+    archive_entries: int = _limit(4_000_000, "entries of all layers of an archive: verify keeps up to 27 bytes of each")
+    folders: int = _limit(500_000, "folders that the layers of an image list or lead through: one name makes up to 127")
     entry_size: int = _limit(64 * GIB, "bytes of one file; no file of a runtime image comes near")
     layer_size: int = _limit(64 * GIB, "uncompressed bytes of one layer; the real image's largest layer has 6.5 GB")
     image_size: int = _limit(256 * GIB, "uncompressed bytes of all layers together")

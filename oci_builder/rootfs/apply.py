@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from oci_builder.model.errors import PolicyError, disk_error, show
 from oci_builder.model.limits import DEFAULT_LIMITS, Limits
-from oci_builder.rootfs.apply_common import link_late
+from oci_builder.rootfs.apply_common import HardLink, link_late
 from oci_builder.rootfs.apply_dress import Dresser, Who
 from oci_builder.rootfs.apply_folders import Folder, Folders
 from oci_builder.rootfs.apply_nodes import make_node
@@ -23,11 +23,12 @@ from oci_builder.rootfs.apply_notes import Notes
 from oci_builder.rootfs.apply_remove import Spare, remove_entry
 from oci_builder.rootfs.resolve import OPEN_FOLDER
 from oci_builder.rootfs.whiteout import OPAQUE, hidden_by
-from oci_builder.wire.tar import Kind, NameLedger, TarEntry, TarReader
+from oci_builder.wire.tar import FolderLedger, KeySet, Kind, NameLedger, TarEntry, TarReader
 
 T = TypeVar("T")
 
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_BITS = (1 << 64) - 1
 _LIST = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
@@ -75,7 +76,7 @@ class RootTree:
         self.counts = Counts()
         self._who = self.options.who or Who.myself(root)
         self._dress = Dresser(self._who, self.notes)
-        self._layer = _Layer()
+        self._layer = _Layer(self.options.limits)
         self._folders = Folders(root, self.options.limits, self._replaced, self._layer.add)
         self._layer.folders = self._folders
         self._make: dict[Kind, Callable[[TarEntry, TarReader], None]] = {
@@ -95,13 +96,23 @@ class RootTree:
         entry = None
         try:
             for entry in layer:
-                self.counts.entries += 1
+                self._count()
                 if self._layer.names.note(entry) == "entry.duplicate":
                     raise self._twice(entry)
+                self._layer.parents.note(entry)
                 self._apply(entry, layer)
             self._late_links()
         except OSError as error:
             raise self._failure(error, entry) from None
+
+    def _count(self) -> None:
+        self.counts.entries += 1
+        most = self.options.limits.archive_entries
+        if self.counts.entries > most:
+            raise PolicyError(
+                "limit.entries", f"{self.options.where}: more than {most} entries in all its layers",
+                where=self.options.where, expected=f"<= {most}",
+            )  # fmt: skip
 
     def finish(self) -> None:
         """Give all folders their owner, mode and times."""
@@ -126,7 +137,7 @@ class RootTree:
             self._make[entry.kind](entry, layer)
             self.counts.kinds[entry.kind] = self.counts.kinds.get(entry.kind, 0) + 1
 
-    def _place(self, entry: TarEntry, create: Callable[[Folder, bytes], T]) -> T:
+    def _place(self, entry: TarEntry | HardLink, create: Callable[[Folder, bytes], T]) -> T:
         """Create something new in its parent, in place of what is there."""
         above, _, name = entry.name.rpartition(b"/")
         folder = self._folders.get(above)
@@ -196,12 +207,12 @@ class RootTree:
         if entry.link in self._layer.left_out:
             self.notes.add("entry.link_target", entry.name)
             self._layer.left_out.add(entry.name)
-        elif not self._link(entry):
+        elif not self._link(HardLink(entry.name, entry.link)):
             if self.options.strict:
                 raise self._refuse("entry.link_target", entry, f"a hard link to {show(entry.link)} before it is there")
-            self._layer.late.append(entry)
+            self._layer.late.append(HardLink(entry.name, entry.link))
 
-    def _link(self, entry: TarEntry) -> bool:
+    def _link(self, entry: HardLink) -> bool:
         """Make a hard link; False when its target is not there (yet)."""
         if entry.link.startswith(entry.name + b"/"):
             raise self._refuse("entry.link_target", entry, f"a hard link in place of a folder of {show(entry.link)}")
@@ -264,11 +275,11 @@ class RootTree:
     def _replaced(self, path: bytes) -> None:
         self.notes.add("entry.parent", path)
 
-    def _twice(self, entry: TarEntry) -> PolicyError:
+    def _twice(self, entry: TarEntry | HardLink) -> PolicyError:
         # image-spec layer.md, "Distributable Format": no duplicate entries; readers differ in which they take (B027).
         return self._refuse("entry.duplicate", entry, "a name that stands twice in its layer")
 
-    def _refuse(self, code: str, entry: TarEntry, what: str) -> PolicyError:
+    def _refuse(self, code: str, entry: TarEntry | HardLink, what: str) -> PolicyError:
         place = f"{self.options.where}: {show(entry.name)}"
         return PolicyError(code, f"{place}: {what}", where=place, actual=what)
 
@@ -282,25 +293,32 @@ class RootTree:
 class _Layer(Spare):
     """What the layer that is being applied has made: the rest is from lower layers."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: Limits) -> None:
         self.folders: Folders | None = None
+        self._limits = limits
+        self.parents = FolderLedger(limits)
         self.clear()
 
     def clear(self) -> None:
         """A new layer begins."""
-        # Hashes of (inode of the folder, name): 190,000 of them take 12 MB, the names would take three times that.
-        self._made: set[int] = set()
+        # Hashes of (inode of the folder, name).
+        self._made = KeySet()
+        self.parents = FolderLedger(self._limits, self.parents.count)
         self.names = NameLedger()
-        self.late: list[TarEntry] = []
+        self.late: list[HardLink] = []
         self.left_out: set[bytes] = set()
 
     def add(self, folder: int, name: bytes) -> None:
         """``name`` in the folder with this inode number was made."""
-        self._made.add(hash((folder, name)))
+        self._made.add(self._key(folder, name))
 
     def keeps(self, folder: int, name: bytes) -> bool:
         """Whether it was made by this layer."""
-        return hash((folder, name)) in self._made
+        return self._key(folder, name) in self._made
+
+    @staticmethod
+    def _key(folder: int, name: bytes) -> int:
+        return hash((folder, name)) & _BITS or 1
 
     def stays(self, folder: int) -> None:
         """A folder of a lower layer is hidden, but this layer has put something into it."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeVar
 
 from oci_builder.model.errors import PolicyError
-from oci_builder.wire.tar import TarEntry
 
 T = TypeVar("T")
 
@@ -14,7 +14,15 @@ T = TypeVar("T")
 _ROUNDS = 8
 
 
-def link_late(waiting: list[TarEntry], link: Callable[[TarEntry], bool]) -> TarEntry | None:
+@dataclass(frozen=True, slots=True)
+class HardLink:
+    """A hard link that waits for its target; there may be millions of them."""
+
+    name: bytes
+    link: bytes
+
+
+def link_late(waiting: list[HardLink], link: Callable[[HardLink], bool]) -> HardLink | None:
     """Make the links that stood before their target; backwards, as each may wait for the next.
 
     Args:

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 
 from oci_builder.model.errors import PolicyError, show
 from oci_builder.model.limits import DEFAULT_LIMITS, Limits
-from oci_builder.rootfs.apply_common import if_there, link_late
-from oci_builder.rootfs.tree_nodes import File, Folder, Link, Walk, above_and_name
+from oci_builder.rootfs.apply_common import HardLink, if_there, link_late
+from oci_builder.rootfs.tree_nodes import Folder, Link, Node, Walk, above_and_name, made_by
 from oci_builder.rootfs.whiteout import OPAQUE, hidden_by
 from oci_builder.wire.tar import Kind, TarEntry
 
@@ -30,7 +30,7 @@ class TreeModel:
         self.root = Folder(0)
         self._limits = limits
         self._layer = 0
-        self._late: list[TarEntry] = []
+        self._late: list[HardLink] = []
 
     def apply(self, entries: Iterable[TarEntry]) -> None:
         """Apply one layer."""
@@ -47,12 +47,13 @@ class TreeModel:
         elif entry.kind is Kind.DIR:
             self._folder(entry)
         elif entry.kind is Kind.HARDLINK:
-            if not self._link(entry):
-                self._late.append(entry)
+            link = HardLink(entry.name, entry.link)
+            if not self._link(link):
+                self._late.append(link)
         elif entry.kind is Kind.SYMLINK:
             self._place(entry, Link(self._layer, entry.link))
         else:
-            self._place(entry, File(self._layer))
+            self._place(entry, self._layer)
 
     def _walk(self, path: bytes, *, create: bool) -> Folder:
         return Walk(self.root, self._limits, self._layer if create else None).to(path)
@@ -60,13 +61,12 @@ class TreeModel:
     def _existing(self, path: bytes) -> Folder | None:
         return if_there(lambda: self._walk(path, create=False))
 
-    def _place(self, entry: TarEntry, node: File | Link) -> None:
+    def _place(self, entry: TarEntry | HardLink, node: int | Link) -> None:
         above, name = above_and_name(entry.name)
         folder = self._walk(above, create=True)
         there = folder.children.get(name)
         if there is not None:
-            if there.layer == self._layer:
-                raise self._refuse("entry.duplicate", entry, "a name that stands twice in its layer")
+            self._require_lower(there, entry)
             del folder.children[name]
             # What made way may have been a link on the path itself.
             folder = self._walk(above, create=True)
@@ -82,14 +82,13 @@ class TreeModel:
             there.layer = self._layer
             return
         if there is not None:
-            if there.layer == self._layer:
-                raise self._refuse("entry.duplicate", entry, "a name that stands twice in its layer")
+            self._require_lower(there, entry)
             del parent.children[name]
         self._walk(entry.name, create=True)
 
     # -- hard links ------------------------------------------------------------------------------------------------
 
-    def _link(self, entry: TarEntry) -> bool:
+    def _link(self, entry: HardLink) -> bool:
         """False when the target is not there (yet)."""
         if entry.link.startswith(entry.name + b"/"):
             raise self._refuse("entry.link_target", entry, f"a hard link in place of a folder of {show(entry.link)}")
@@ -104,15 +103,18 @@ class TreeModel:
             raise self._refuse("entry.link_target", entry, f"a hard link to the folder {show(entry.link)}")
         folder, new = above_and_name(entry.name)
         if self._walk(folder, create=True) is source and new == name:
-            if node.layer == self._layer:
-                raise self._refuse("entry.duplicate", entry, "a name that stands twice in its layer")
-            node.layer = self._layer
+            self._require_lower(node, entry)
+            source.children[name] = self._again(node)
             return True
-        self._place(entry, Link(self._layer, node.target) if isinstance(node, Link) else File(self._layer))
+        self._place(entry, self._again(node))
         left = self._existing(above)
-        if left is None or left.children.get(name) is not node:
+        if left is None or left.children.get(name) != node:
             raise self._refuse("entry.link_target", entry, f"a hard link that replaces {show(entry.link)}")
         return True
+
+    def _again(self, node: int | Link) -> int | Link:
+        """Another name of the same file."""
+        return Link(self._layer, node.target) if isinstance(node, Link) else self._layer
 
     def _late_links(self) -> None:
         left = link_late(self._late, self._link)
@@ -138,9 +140,13 @@ class TreeModel:
             if isinstance(node, Folder) and node.children and not visited:
                 stack.append((parent, child, True))
                 stack += [(node, inner, False) for inner in node.children]
-            elif node.layer != self._layer and not (isinstance(node, Folder) and node.children):
+            elif made_by(node) != self._layer and not (isinstance(node, Folder) and node.children):
                 del parent.children[child]
 
-    def _refuse(self, code: str, entry: TarEntry, what: str) -> PolicyError:
+    def _require_lower(self, node: Node, entry: TarEntry | HardLink) -> None:
+        if made_by(node) == self._layer:
+            raise self._refuse("entry.duplicate", entry, "a name that stands twice in its layer")
+
+    def _refuse(self, code: str, entry: TarEntry | HardLink, what: str) -> PolicyError:
         place = f"{self.where}: {show(entry.name)}"
         return PolicyError(code, f"{place}: {what}", where=place, actual=what)

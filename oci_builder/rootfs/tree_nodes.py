@@ -9,33 +9,33 @@ from oci_builder.rootfs.resolve import MAX_LINKS
 _NAME_MAX = 255  # linux/limits.h
 
 
-class File:
-    """Anything that is neither a folder nor a link; ``layer`` made it."""
+class Link:
+    """A symbolic link that ``layer`` made."""
 
-    __slots__ = ("layer",)
-
-    def __init__(self, layer: int) -> None:
-        self.layer = layer
-
-
-class Link(File):
-    """A symbolic link."""
-
-    __slots__ = ("target",)
+    __slots__ = ("layer", "target")
 
     def __init__(self, layer: int, target: bytes) -> None:
-        super().__init__(layer)
+        self.layer = layer
         self.target = target
 
 
-class Folder(File):
-    """A folder and what is in it."""
+class Folder:
+    """A folder that ``layer`` made or named last, and what is in it."""
 
-    __slots__ = ("children",)
+    __slots__ = ("children", "layer")
 
     def __init__(self, layer: int) -> None:
-        super().__init__(layer)
-        self.children: dict[bytes, File] = {}
+        self.layer = layer
+        self.children: dict[bytes, Node] = {}
+
+
+# What is neither a folder nor a link is the number of the layer that made it: there may be millions of them.
+Node = int | Link | Folder
+
+
+def made_by(node: Node) -> int:
+    """The layer that made it."""
+    return node if isinstance(node, int) else node.layer
 
 
 def above_and_name(path: bytes) -> tuple[bytes, bytes]:
@@ -85,7 +85,7 @@ class Walk:
             self._names.append(name)
         return self._stack[-1]
 
-    def _made(self, path: bytes, name: bytes, node: File | None, *, through_link: bool) -> Folder:
+    def _made(self, path: bytes, name: bytes, node: Node | None, *, through_link: bool) -> Folder:
         # Something else than a folder makes way where the path itself names it, not where a link leads to it.
         if node is not None and (self._make is None or through_link):
             raise _refuse("path.parent", path, "a part of it is no folder")

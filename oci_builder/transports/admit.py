@@ -97,6 +97,7 @@ def _read_stored(descriptor: Descriptor, store: DirStore, graph: Graph) -> None:
     where, hashers = f"layer {descriptor.digest}", intake.hashers
     facts = read_layer(chunks(), where, intake.options, hashers, hashers.new("blob"))
     emit(Event("done", task))
+    intake.remember(facts)
     graph.contents.members[name] = Member(name, blob.size, descriptor.id, layer=facts)
     if facts.diff_id is not None and not facts.problems:
         value = {"diff_id": facts.diff_id, "tar_size": facts.tar_size}

@@ -168,7 +168,7 @@ class _TarLayer:
         for problem in facts.problems:
             findings.take(problem)
         findings.require()
-        refusal = judge_tree([(facts.log, facts.names, bool(facts.open_links))], self.where, self.limits)
+        refusal = judge_tree([facts.tree], self.where, self.limits)
         if refusal is not None:
             raise refusal
         self.padded = facts.padded

@@ -15,7 +15,7 @@ from oci_builder.model.errors import CheckFailed, show
 from oci_builder.model.report import Finding
 from oci_builder.model.settings import image_settings, timestamp
 from oci_builder.model.spec import OciBase, RegistryBase, Spec
-from oci_builder.wire.tar import NameLedger
+from oci_builder.wire.tar import name_key
 
 _BASE = "org.opencontainers.image.base."
 _SECOND = 1_000_000_000
@@ -122,4 +122,4 @@ def _layers(image: ImageView, spec: Spec) -> Iterator[_Difference]:
 
 
 def _has_folder(facts: LayerFacts, path: bytes) -> bool:
-    return facts.names.saw(path) or NameLedger.key(path) in facts.log.needed
+    return facts.names.saw(path) or name_key(path) in facts.log.folders.keys

@@ -45,10 +45,16 @@ BOUNDS = {
     "json_depth": Bound(2, Lab(), "json.depth"),
     "record": Bound(30, Lab(layers=[tar(pax(record(b"comment", b"x" * 50)), file(b"f"))]), "limit.record"),
     "pax_headers": Bound(1, Lab(layers=[tar(long_name(b"f\0"), pax(record(b"mtime", b"1")), file(b"x"))]), "limit.pax_headers"),
+    "pax_records": Bound(
+        2, Lab(layers=[tar(pax(*(record(b"k%d" % n, b"v") for n in range(3))), file(b"f"))]), "limit.record"),
+    "pax_bytes": Bound(
+        30, Lab(layers=[tar(*(pax(record(b"comment", b"v" * 5)) + file(b"f%d" % n) for n in range(2)))]), "limit.pax_bytes"),
     "name": Bound(8, LONG, "limit.name"),
     "component": Bound(8, LONG, "limit.name"),
     "depth": Bound(3, DEEP, "limit.depth"),
     "entries": Bound(4, MANY, "limit.entries"),
+    "archive_entries": Bound(1, Lab(), "limit.entries"),
+    "folders": Bound(3, DEEP, "limit.folders"),
     "entry_size": Bound(39, LONG, "limit.entry"),
     "layer_size": Bound(2000, Lab(), "limit.layer"),
     "image_size": Bound(3000, Lab(), "limit.image"),

@@ -2,7 +2,8 @@
 
 from oci_builder.wire.tar.entry import Kind, TarEntry, kept_xattr
 from oci_builder.wire.tar.header import BLOCK, END_OF_ARCHIVE
-from oci_builder.wire.tar.ledger import NameLedger
+from oci_builder.wire.tar.keys import KeySet, name_key
+from oci_builder.wire.tar.ledger import FolderLedger, NameLedger, too_many_folders
 from oci_builder.wire.tar.names import Warn, clean_name, ignore
 from oci_builder.wire.tar.reader import TarReader
 from oci_builder.wire.tar.writer import encode_header, padding
@@ -10,6 +11,8 @@ from oci_builder.wire.tar.writer import encode_header, padding
 __all__ = [
     "BLOCK",
     "END_OF_ARCHIVE",
+    "FolderLedger",
+    "KeySet",
     "Kind",
     "NameLedger",
     "TarEntry",
@@ -19,5 +22,7 @@ __all__ = [
     "encode_header",
     "ignore",
     "kept_xattr",
+    "name_key",
     "padding",
+    "too_many_folders",
 ]

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, field
 
 from oci_builder.model.errors import FormatError, PolicyError, show
+from oci_builder.model.limits import DEFAULT_LIMITS
 from oci_builder.wire.tar.names import Warn, Where
 
 XATTR = b"SCHILY.xattr."
@@ -21,10 +22,6 @@ _MEANINGFUL = frozenset(
 )
 _REPEATED = frozenset({b"GNU.sparse.offset", b"GNU.sparse.numbytes"})
 
-# Records in one header, those of sparse maps aside: each costs far more time than its few bytes. Writers emit about ten
-# and one for each extended attribute; a file with a thousand of those is odd and good (C8-09).
-_MOST = 1024
-
 
 @dataclass(slots=True)
 class Records:
@@ -39,8 +36,11 @@ class Records:
     sparse_pairs: list[tuple[bytes, bytes]] = field(default_factory=list)
 
 
-def parse_records(data: bytes, where: Where, warn: Warn) -> Records:
+def parse_records(data: bytes, where: Where, warn: Warn, most: int = DEFAULT_LIMITS.pax_records) -> Records:
     """Parse the body of an ``x`` or ``g`` header.
+
+    Args:
+        most: records that it may have, those of sparse maps aside.
 
     Raises:
         FormatError: ``tar.pax`` for every malformed record.
@@ -61,8 +61,8 @@ def parse_records(data: bytes, where: Where, warn: Warn) -> Records:
             out.sparse_pairs.append((key, value))
         else:
             count += 1
-            if count > _MOST:
-                raise PolicyError("limit.record", f"{where}: more than {_MOST} records in a PAX header", where=where)
+            if count > most:
+                raise PolicyError("limit.record", f"{where}: more than {most} records in a PAX header", where=where)
             if key in out.values:
                 twice = key
             out.values[key] = value

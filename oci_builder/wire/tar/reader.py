@@ -80,6 +80,7 @@ class TarReader:
         self._left = 0  # bytes of the current entry's data area, padding included, not yet read
         self._stored = 0  # of those, content
         self._sparse: SparseMap | None = None
+        self._extended = 0  # bytes of extended headers
         self._holes = 0  # bytes that sparse files have on top of what is stored
         self.entries = 0
 
@@ -147,9 +148,9 @@ class TarReader:
                 # A second header for one entry replaces the first in some readers and adds to it in others.
                 if records is not None:
                     raise FormatError("tar.pax", f"{where}: two PAX headers for one entry", where=where)
-                records = pax.parse_records(self._record_body(raw, where), where, self._warn)
+                records = self._records(raw, where)
             elif raw.type == b"g":
-                pax.check_global(pax.parse_records(self._record_body(raw, where), where, self._warn), where)
+                pax.check_global(self._records(raw, where), where)
                 if self._strict:
                     raise FormatError("tar.global", f"{where}: a global header", where=where)
             elif raw.type in (b"L", b"K"):
@@ -160,6 +161,9 @@ class TarReader:
             "limit.pax_headers", f"{where}: more than {self._limits.pax_headers} extended headers before one entry",
             where=where,
         )  # fmt: skip
+
+    def _records(self, raw: RawHeader, where: Where) -> pax.Records:
+        return pax.parse_records(self._record_body(raw, where), where, self._warn, self._limits.pax_records)
 
     def _long_name(self, raw: RawHeader, names: dict[bytes, bytes], where: Where) -> None:
         body = self._record_body(raw, where)
@@ -178,6 +182,11 @@ class TarReader:
                 "limit.record", f"{where}: an extended header of {raw.size} bytes, the limit is {self._limits.record}",
                 where=where,
             )  # fmt: skip
+        self._extended += raw.size
+        if self._extended > self._limits.pax_bytes:
+            raise PolicyError(
+                "limit.pax_bytes", f"{where}: over {self._limits.pax_bytes} bytes of extended headers", where=where
+            )
         body = self._in.read_exact(raw.size)
         pad = -raw.size % BLOCK
         if len(body) < raw.size or self._in.skip(pad) < pad:
