@@ -64,13 +64,17 @@ class QuietGroup(click.Group):
             return super().make_context(*args, **more)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run; a closed standard output ends the program with 141, as SIGPIPE would."""
+        """Run; a closed standard output ends the program with 141, as SIGPIPE would, and Ctrl-C with 130."""
         try:
             with _quoting_no_secret():
                 return super().invoke(ctx)
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(141)
+        except KeyboardInterrupt:
+            # click would make it 1, which says that a check ran and said no.
+            click.echo("interrupted", err=True)
+            sys.exit(130)
 
 
 @contextmanager

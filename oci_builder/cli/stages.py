@@ -23,6 +23,7 @@ from oci_builder.cli.common import (
     say,
     write_json,
 )
+from oci_builder.cli.signals import ending_statuses
 from oci_builder.model.errors import PolicyError, SpecError, show
 from oci_builder.model.events import Emit
 
@@ -70,7 +71,7 @@ def stage_command(settings: Settings, /, name: str, engine: str, json_file: str 
     before(stages[0], requests[name])
     runner = LocalRunner(scratch, timeout, any_gpu)
     results: list[dict[str, Any]] = []
-    with settings.emitting() as emit:
+    with ending_statuses(), settings.emitting() as emit:
         if engine == "modal":
             _only_local(scratch, timeout, any_gpu)
             _agree(stages, budget, yes)

@@ -31,6 +31,7 @@ from oci_builder.model.errors import CheckFailed, OciBuilderError, SpecError, Tr
 from oci_builder.model.events import Emit, Event, silent
 from oci_builder.model.receipts import PORTABLE
 from oci_builder.model.spec import RegistryBase, Spec, load_spec
+from oci_builder.store.scratch import scratch_folder
 
 # The App's name in Modal's dashboard -> image families of its stages.
 APPS = {
@@ -82,8 +83,8 @@ def run_on_modal(name: str, request: Request, emit: Emit = silent) -> dict[str, 
     check_client()
     stage = find_stage(name)
     validate(stage.needs, f"stage {name}")
-    with tempfile.TemporaryDirectory(prefix="oci-builder-") as folder, told(stage):
-        inputs, before = Path(folder) / "inputs.tar", folder_state(Path(request.release)) if request.release else {}
+    with scratch_folder(Path(tempfile.gettempdir()), "oci-builder-inputs-") as folder, told(stage):
+        inputs, before = folder / "inputs.tar", folder_state(Path(request.release)) if request.release else {}
         spec = load_spec(Path(request.spec))
         portable = portable_of(request) if stage.needs.image in _HOSTS else ""
         sent = prepare(stage, request, spec, portable, inputs)
@@ -130,7 +131,7 @@ def _called(function: Any, name: str, sent: dict[str, Any]) -> dict[str, Any]:
             raise SpecError(
                 "modal.source", f"{name} on Modal: {text}: that module did not get into the container", where=name
             ) from error
-        raise CheckFailed(
+        raise TransportError(
             "modal.remote", f"{name} on Modal broke down: {kind}: {text}; its log is above", where=name
         ) from error
     return result
@@ -211,9 +212,9 @@ def told(stage: Stage) -> Iterator[None]:
     """Modal's errors as ours, each with the next step.
 
     Raises:
-        TransportError: ``modal.auth``, ``modal.image``, ``modal.quota``, ``modal.service``.
+        TransportError: ``modal.auth``, ``modal.image``, ``modal.quota``, ``modal.service``, ``modal.remote``.
         SpecError: ``modal.missing``, ``modal.version``, ``modal.invalid``, ``modal.volume``, ``modal.source``.
-        CheckFailed: ``stage.timeout``, ``modal.remote``.
+        CheckFailed: ``stage.timeout``.
     """
     try:
         yield
@@ -235,6 +236,8 @@ def translated(error: Exception, stage: Stage) -> OciBuilderError:
         make, code, step = SpecError, "modal.source", "that module did not get into the container"
     if isinstance(error, failed.FunctionTimeoutError):
         step = f"it has {stage.needs.timeout_s // 60} minutes; {step}"
+    if code == "modal.remote":
+        step = f"{step}. One that is killed without a word (137) had too little memory: it has {stage.needs.memory_mib} MiB"
     return make(code, f"{stage.name} on Modal: {said.rstrip('.')}; {step}", where=f"stage {stage.name}")
 
 
@@ -256,7 +259,7 @@ _MEANINGS: Sequence[tuple[tuple[type[Exception], ...], _Made, str, str]] = (
     ((failed.VersionError, failed.DeserializationError, failed.UnimplementedError), SpecError, "modal.version",
      "install a client that is pinned: pip install 'modal>=1.6,<1.7'"),
     ((failed.InvalidError,), SpecError, "modal.invalid", "Modal refuses what the stage asks for"),
-    ((failed.RemoteError,), CheckFailed, "modal.remote",
+    ((failed.RemoteError,), TransportError, "modal.remote",
      "the container ended without a result; its log is above"),
 )  # fmt: skip
 

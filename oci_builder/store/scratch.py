@@ -12,7 +12,7 @@ from pathlib import Path
 
 @contextmanager
 def scratch_folder(parent: Path, prefix: str = ".staging-") -> Iterator[Path]:
-    """A new folder in ``parent``, gone afterwards. Folders with the prefix whose maker is dead go first.
+    """A new folder in ``parent``, the caller's alone, gone afterwards. Folders with the prefix whose maker is dead go first.
 
     The maker holds a lock on its folder for as long as it lives, so ``kill -9`` costs disk space only until the next
     run, and two runs at once leave each other's alone.
@@ -34,7 +34,7 @@ def _make(parent: Path, prefix: str) -> tuple[Path, int]:
     for attempt in range(1000):
         folder = parent / f"{prefix}{os.getpid()}-{attempt}"
         with suppress(FileExistsError, FileNotFoundError):
-            folder.mkdir()
+            folder.mkdir(0o700)
             lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
             fcntl.flock(lock, fcntl.LOCK_EX)
             # Another run may have seen it unlocked, and cleared it away.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,44 +11,21 @@ import pytest
 
 pytest.importorskip("modal", reason="needs the extra 'modal'")
 
-from tests.lab.modal_plane_client import ROOT, Ran, RunningPlane, bare_python, why_not
-from tests.lab.modal_plane_project import VOLUME, Project, make_project
+from tests.engines.modal_lab import MAIN, Lab, running_lab
+from tests.lab.modal_plane_client import Ran, why_not
+from tests.lab.modal_plane_project import VOLUME
 
 pytestmark = [
     pytest.mark.root,
     pytest.mark.slow,
     pytest.mark.skipif(bool(why_not()), reason=why_not() or "it can"),
 ]
-MAIN = "from oci_builder.cli import main; main()"
-
-
-class Lab:
-    """The stand-in and a project; ``stage`` is ``oci-builder stage NAME --on modal``."""
-
-    def __init__(self, plane: RunningPlane, project: Project) -> None:
-        self.plane, self.project = plane, project
-
-    def stage(self, name: str, *words: str, code: str = MAIN, agree: bool = True, **env: str) -> Ran:
-        given = [w for w in self.project.words if agree or w != "--yes"]
-        command = [sys.executable, "-c", code, "stage", name, "--on", "modal", *given, *words]
-        done = subprocess.run(
-            command, cwd=ROOT, env=self.plane.env(**env), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=600
-        )
-        return Ran(done.returncode, done.stdout, done.stderr)
-
-    @property
-    def volume(self) -> Path:
-        return self.plane.volume(VOLUME)
 
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    folder = tmp_path_factory.mktemp("modal")
-    plane = RunningPlane(folder / "plane", bare_python(folder / "python"))
-    try:
-        yield Lab(plane, make_project(folder / "project", plane))
-    finally:
-        plane.stop()
+    with running_lab(tmp_path_factory.mktemp("modal")) as lab:
+        yield lab
 
 
 @pytest.fixture
@@ -186,7 +161,7 @@ def test_an_exception_comes_back_with_its_log_and_the_volume_is_committed(lab: L
     broken = "def run_stage(*_):\n    open('/vol/half', 'w').write('x')\n    raise RuntimeError('it broke')\n"
     lab.plane.faults(files={"/root/oci_builder/engines/run.py": broken})
     ran = lab.stage("build")
-    assert (ran.status, ran.err.count("error[modal.remote]")) == (1, 1), ran.text
+    assert (ran.status, ran.err.count("error[modal.remote]")) == (5, 1), ran.text
     assert "RuntimeError: it broke" in ran.text
     assert [e["volume"] for e in lab.plane.events("commit", before)] == [VOLUME]
     (lab.volume / "half").unlink()

@@ -16,11 +16,13 @@ import hashlib
 import inspect
 import json
 import logging
+import os
 import signal
 import sys
 import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +101,7 @@ class World:
         self.functions: dict[str, Message] = {}
         self.apps: dict[str, str] = {}
         self.logs: dict[str, asyncio.Queue[Any]] = {}
+        self.running: dict[str, set[int]] = {}
         self.sockets = ""
         self.blob_url = ""
 
@@ -110,6 +113,13 @@ class World:
     def log_of(self, app: str) -> asyncio.Queue[Any]:
         """The queue of an app's log lines."""
         return self.logs.setdefault(app, asyncio.Queue())
+
+    def end_app(self, app: str, why: str) -> None:
+        """End an app's containers, as the service does when its client has gone."""
+        for group in self.running.pop(app, ()):
+            self.record("ended", app=app, why=why)
+            with suppress(ProcessLookupError):
+                os.killpg(group, signal.SIGKILL)
 
     def shipped(self, mount: str) -> list[str]:
         """Names of a mount's files."""
@@ -189,6 +199,7 @@ class Objects:
     async def AppClientDisconnect(self, request: Message, stream: Any) -> None:
         reason = pb.AppDisconnectReason.Name(request.reason)
         self._world.record("disconnect", reason=reason, exception=request.exception)
+        self._world.end_app(request.app_id, reason)
         await self._world.log_of(request.app_id).put(None)
 
     async def AppGetLogs(self, request: Message, stream: Any) -> AsyncIterator[Message]:
@@ -198,6 +209,10 @@ class Objects:
                 line = await asyncio.wait_for(lines.get(), request.timeout or 55)
             except TimeoutError:
                 return
+            except asyncio.CancelledError:
+                # The service misses the client's heartbeats; here its connection has gone.
+                self._world.end_app(request.app_id, "lost")
+                raise
             if line is None:
                 yield pb.TaskLogsBatch(app_done=True)
                 return

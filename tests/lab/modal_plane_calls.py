@@ -182,17 +182,17 @@ class Calls:
         """Run containers until one was not taken away, then pass its answer on."""
         function = self._world.functions[self._calls[task.call].function]
         late = taken = True
-        name = ""
+        name, status = "", 0
         while taken:
             task.given, task.answer = False, None
             name = self._world.ids.new("ta")
-            late, taken = await self._contain(name, task, function)
-        answer = task.answer or pb.FunctionGetOutputsItem(result=_no_answer(task, function, late))
+            late, taken, status = await self._contain(name, task, function)
+        answer = task.answer or pb.FunctionGetOutputsItem(result=_no_answer(task, function, late, status))
         answer.idx, answer.input_id, answer.retry_count, answer.task_id = task.index, task.input, task.retry, name
         await self._calls[task.call].answers.put(answer)
 
-    async def _contain(self, name: str, task: Task, function: Message) -> tuple[bool, bool]:
-        """One container to its end: (was it over its time, was it taken away)."""
+    async def _contain(self, name: str, task: Task, function: Message) -> tuple[bool, bool, int]:
+        """One container to its end: (was it over its time, was it taken away, its exit status)."""
         place = self._world.root / "tasks" / name
         command = self._prepare(place, name, function)
         # A socket's path is at most 107 bytes; pytest's folders are longer.
@@ -205,6 +205,7 @@ class Calls:
         )  # fmt: skip
         self._world.record("container", task=name, function=function.function_name, input=task.input)
         app = self._world.apps[self._calls[task.call].function]
+        self._world.running.setdefault(app, set()).add(process.pid)
         channels = ((process.stdout, pb.FILE_DESCRIPTOR_STDOUT), (process.stderr, pb.FILE_DESCRIPTOR_STDERR))
         pumps = [asyncio.create_task(self._pump(stream, app, name, kind)) for stream, kind in channels]
         try:
@@ -213,12 +214,13 @@ class Calls:
             if process.returncode is None:
                 os.killpg(process.pid, signal.SIGKILL)
         await process.wait()
+        self._world.running.get(app, set()).discard(process.pid)
         await asyncio.gather(*pumps)
         server.close()
         self._world.record("exit", task=name, function=function.function_name, status=process.returncode, late=late,
                            preempted=taken)  # fmt: skip
         shutil.rmtree(place / "files", ignore_errors=True)
-        return late, taken
+        return late, taken, process.returncode
 
     async def _wait(self, process: Any, task: Task, function: Message) -> tuple[bool, bool]:
         stays = function.scheduler_placement.nonpreemptible
@@ -327,11 +329,11 @@ class Inside:
         return Empty()
 
 
-def _no_answer(task: Task, function: Message, late: bool) -> Message:
+def _no_answer(task: Task, function: Message, late: bool, status: int) -> Message:
     if late:
         text = f"Task's current input {task.input} hit its timeout of {function.timeout_secs}s"
         return Result(status=Result.GENERIC_STATUS_TIMEOUT, exception=text)
-    return Result(status=Result.GENERIC_STATUS_FAILURE, exception=task.failure or "the container ended with no answer")
+    return Result(status=Result.GENERIC_STATUS_FAILURE, exception=task.failure or f"the container ended with {status} and no answer")
 
 
 def _root_script(world: World, place: Path, function: Message) -> str:
