@@ -80,7 +80,14 @@ def whole(lab: Lab, ran: Ran) -> None:
     assert not list(dist(lab).glob(".staging-*")), "what the dead one left is cleared away"
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP], ids=lambda n: n.name)
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(signal.SIGTERM, id="SIGTERM"),
+        pytest.param(signal.SIGINT, id="SIGINT"),
+        pytest.param(signal.SIGHUP, id="SIGHUP", marks=pytest.mark.soak),
+    ],
+)
 def test_a_client_that_is_told_to_end_ends_its_app_and_leaves_no_inputs(
     number: signal.Signals, lab: Lab, tmp_path: Path
 ) -> None:
