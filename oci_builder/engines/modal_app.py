@@ -237,7 +237,7 @@ def translated(error: Exception, stage: Stage) -> OciBuilderError:
     if isinstance(error, failed.FunctionTimeoutError):
         step = f"it has {stage.needs.timeout_s // 60} minutes; {step}"
     if code == "modal.remote":
-        step = f"{step}. One that is killed without a word (137) had too little memory: it has {stage.needs.memory_mib} MiB"
+        step += f". One that is killed without a word (137) had too little memory: it has {stage.needs.memory_mib} MiB"
     return make(code, f"{stage.name} on Modal: {said.rstrip('.')}; {step}", where=f"stage {stage.name}")
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 @contextmanager
 def scratch_folder(parent: Path, prefix: str = ".staging-") -> Iterator[Path]:
-    """A new folder in ``parent``, the caller's alone, gone afterwards. Folders with the prefix whose maker is dead go first.
+    """A new folder in ``parent``, gone afterwards. Folders with the prefix whose maker is dead go first.
 
-    The maker holds a lock on its folder for as long as it lives, so ``kill -9`` costs disk space only until the next
+    Only its maker's user can look into it. The maker holds a lock on its folder for as long as it lives, so ``kill -9`` costs disk space only until the next
     run, and two runs at once leave each other's alone.
 
     Raises:
