@@ -14,8 +14,8 @@ from pathlib import Path
 def scratch_folder(parent: Path, prefix: str = ".staging-") -> Iterator[Path]:
     """A new folder in ``parent``, gone afterwards. Folders with the prefix whose maker is dead go first.
 
-    Only its maker's user can look into it. The maker holds a lock on its folder for as long as it lives, so ``kill -9`` costs disk space only until the next
-    run, and two runs at once leave each other's alone.
+    Only its maker's user can look into it. The maker holds a lock on it for as long as it lives, so ``kill -9`` costs
+    disk space only until the next run, and two runs at once leave each other's alone.
 
     Raises:
         OSError: the folder cannot be made.
