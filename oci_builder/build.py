@@ -186,7 +186,7 @@ class _Build:
         options = PlanOptions(self.spec.prefix, self.normal, self.spec.never_share, base_tree)
         plans = [*plan_layers(trees, options, contents), *self._own_layers(runtime, base_tree)]
         moved = tuple(rewrite_parents(plan, base_tree, self.normal) for plan in plans)
-        check_disjoint(moved)
+        check_disjoint(moved, self.limits)
         return moved
 
     def _own_layers(self, runtime: Runtime, base_tree: BaseTree) -> list[LayerPlan]:

@@ -230,3 +230,14 @@ def test_a_layer_like_a_bomb_is_warned_about_and_named_for_what_it_is(tmp_path: 
     proved(spec, tmp_path)
     build(spec, tmp_path / "other", BuildOptions(tmp_path / "cache"), said.append)
     assert not [event for event in said if event.kind == "warning"]
+
+
+@pytest.mark.parametrize(
+    ("prefix", "below", "code"),
+    [("/" + "/".join(["p" * 200] * 19), ["e" * 250, "f" * 100], "limit.name"), ("/opt/rt", ["e"] * 125, "limit.depth")],
+)
+def test_a_path_that_only_the_prefix_makes_too_long(tmp_path: Path, prefix: str, below: list[str], code: str) -> None:
+    (tmp_path / "tier").joinpath(*below).mkdir(parents=True)
+    with pytest.raises(OciBuilderError) as caught:
+        build(write_spec(tmp_path, {"one": tmp_path / "tier"}, prefix=prefix), tmp_path / "out", BuildOptions(tmp_path))
+    assert caught.value.code == code and "prefix" in caught.value.message

@@ -40,6 +40,14 @@ _ENV = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=[^\0\n]*\Z")
 NAME_PATTERN = r"^[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*(/[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*)*$"
 TAG_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$"
 TIER_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,62}$"
+_ABSOLUTE = r"^/[^\x00]*$"
+# What an error says in the place of each.
+_PATTERNS = {
+    _ABSOLUTE: "must be an absolute path",
+    NAME_PATTERN: "must be lower-case words of a-z and 0-9, joined by . _ or -, with / between them; the tag stands apart",
+    TAG_PATTERN: "must be 1 to 128 of A-Z a-z 0-9 . _ -, and not begin with . or -",
+    TIER_PATTERN: "must be 1 to 63 of a-z 0-9 . _ -, and begin with a letter or digit",
+}
 
 
 class SpecModel(BaseModel):
@@ -265,7 +273,7 @@ class Spec(SpecModel):
     entrypoint: tuple[StrictStr, ...] | None = None
     cmd: tuple[StrictStr, ...] | None = None
     user: Annotated[StrictStr | None, AfterValidator(check_user)] = None
-    workdir: StrictStr | None = Field(default=None, pattern=r"^/[^\x00]*$")
+    workdir: StrictStr | None = Field(default=None, pattern=_ABSOLUTE)
     labels: dict[StrictStr, StrictStr] = Field(default_factory=dict)
     files: Place | None = Field(default=None, description="folder of layer definitions (*.toml) and their files")
     never_share: tuple[StrictStr, ...] = Field(
@@ -354,7 +362,7 @@ def _spec_error(error: ValidationError, where: str) -> SpecError:
     lines = [_problem(p) for p in problems[:8]]
     digest = any("digest" in str(p["loc"][-1:]) or p["type"] == DIGEST_ERROR for p in problems)
     code = "spec.digest" if digest and len(problems) == 1 else "spec.field"
-    first = ".".join(str(p) for p in _place(problems[0]))
+    first = ".".join(_key(p) for p in _place(problems[0]))
     return SpecError(code, f"{where}: " + "; ".join(lines), where=f"{where}: {first}", actual=_shown(problems[0]))
 
 
@@ -366,13 +374,24 @@ def _place(problem: Any) -> list[Any]:
     return loc[:at] + loc[at + 1 :] if names and len(loc) > at + 1 and loc[at] in names else loc
 
 
+def _key(part: Any) -> str:
+    """A part of a place: as it is written, what does not print escaped; pydantic's mark of a key in words."""
+    text = str(part)[:80]
+    return "(its name)" if text == "[key]" else text if text.isprintable() else show(text)
+
+
 def _shown(problem: Any) -> str:
-    return "" if problem["type"] == "missing" else show(repr(problem.get("input"))[:160])
+    value = problem.get("input")
+    if problem["type"] == "missing":
+        return ""
+    return show(value[:160]) if isinstance(value, str) else show(dump_json(value).decode()[:160])[1:-1]
 
 
 def _problem(problem: Any) -> str:
     text = problem["msg"].removeprefix("Value error, ")
-    place = ".".join(str(p) for p in _place(problem)) or "(the whole spec)"
+    text = text.replace("valid dictionary", "JSON object").replace("valid tuple", "JSON list")
+    text = _PATTERNS.get(problem.get("ctx", {}).get("pattern", ""), text)
+    place = ".".join(_key(p) for p in _place(problem)) or "(the whole spec)"
     if problem["type"] == "missing" and place == "base.digest":
         text = "a tag without a digest is refused; add the digest that the tag has today"
     got = _shown(problem)

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 
-from oci_builder.model.errors import SpecError, show
+from oci_builder.model.errors import PolicyError, SpecError, show
+from oci_builder.model.limits import DEFAULT_LIMITS, Limits
 from oci_builder.rootfs.scan import SourceEntry
 from oci_builder.rootfs.scan_fingerprint import SETTLE_NS
 from oci_builder.wire.tar import Kind, TarEntry
@@ -218,17 +219,20 @@ def leading_folders(name: bytes, normal: Normal, base: BaseTree = NO_BASE) -> li
     return out
 
 
-def check_disjoint(plans: Iterable[LayerPlan]) -> None:
-    """Layers may share folders and nothing else.
+def check_disjoint(plans: Iterable[LayerPlan], limits: Limits = DEFAULT_LIMITS) -> None:
+    """Layers may share folders and nothing else, and hold no name that a reader would refuse.
 
     Raises:
         SpecError: ``layers.overlap`` naming the path and both layers.
+        PolicyError: ``limit.name``, ``limit.depth``: with the prefix before it, a path has become too long.
     """
     owner: dict[bytes, str] = {}
     folders: set[bytes] = set()
     for plan in plans:
         for item in plan.items:
             name = item.name
+            if len(name) > limits.name or name.count(b"/") >= limits.depth:
+                raise _too_long(name, limits)
             is_folder = item.source.kind is Kind.DIR
             other = owner.setdefault(name, plan.name)
             if other == plan.name and (is_folder or name not in folders):
@@ -239,3 +243,13 @@ def check_disjoint(plans: Iterable[LayerPlan]) -> None:
                 )
             if is_folder:
                 folders.add(name)
+
+
+def _too_long(name: bytes, limits: Limits) -> PolicyError:
+    code, have, most = "limit.name", f"{len(name)} bytes", limits.name
+    if len(name) <= most:
+        code, have, most = "limit.depth", f"{name.count(b'/') + 1} components", limits.depth
+    return PolicyError(
+        code, f"{show(name[:80])}…: a path of {have} in the image, the limit is {most}; take a shorter prefix",
+        where=show(name[:80]), expected=f"<= {most}", actual=have,
+    )  # fmt: skip

@@ -135,7 +135,7 @@ def scan_tree(
     scan = _Scan(root, limits, policy)
     entries = scan.run()
     for finding in scan.findings():
-        emit(Event("warning", task, message=finding.message))
+        emit(Event("warning", task, message=finding.message.removeprefix(f"{show(str(root))}: ")))
     emit(Event("done", task, amount=len(entries), unit="items"))
     return Tree(root, tuple(entries), scan.findings(), started)
 
@@ -350,5 +350,10 @@ def input_failure(error: OSError, place: bytes) -> OciBuilderError:
     """Our error for an ``OSError`` met while reading a source tree."""
     if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ESTALE):
         return changed(place, "vanished or was replaced")
+    if error.errno == errno.ENAMETOOLONG:
+        return PolicyError(
+            "limit.name", f"{show(place[:80])}…: a path of {len(place)} bytes is longer than this system reads",
+            where=show(place[:80]), actual=len(place),
+        )  # fmt: skip
     code = "io.readonly" if error.errno in (errno.EACCES, errno.EPERM) else "io.error"
     return TransportError(code, f"cannot read {show(place)}: {error.strerror}", where=show(place))

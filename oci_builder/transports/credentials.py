@@ -51,7 +51,7 @@ FindCredential = Callable[[str, str], Credential | None]
 
 
 def docker_credential(host: str, repository: str) -> Credential | None:
-    """What ``docker login`` or ``podman login`` left for a registry, or None for an anonymous pull.
+    """What ``docker login`` left for a registry, or None for an anonymous pull.
 
     Reads ``$DOCKER_CONFIG/config.json``, by default ``~/.docker/config.json``, at each call.
 

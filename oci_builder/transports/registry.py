@@ -383,7 +383,7 @@ def _error_of(error: Exception, where: str, secrets: tuple[str, ...]) -> Transpo
             code, why = "http.tls", "the file of certificate authorities is missing"
         case _:
             code, why = "http.read", "the connection broke"
-    host = urlsplit(where).hostname or where
+    host = urlsplit(where).netloc.rpartition("@")[2] or where
     return TransportError(code, f"{host}: {why} ({show(text[:300])})", where=where, actual=type(error).__name__)
 
 

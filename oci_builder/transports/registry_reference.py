@@ -69,9 +69,9 @@ def parse_reference(text: str) -> Reference:
         raise _bad(name.partition("://")[0] + "://…", "write it without a scheme")
     host, name = _split_host(name)
     repository, colon, tag = name.partition(":")
-    if not _REPOSITORY.match(repository) or len(repository) + len(host) > _MAX_NAME:
+    if not _REPOSITORY.fullmatch(repository) or len(repository) + len(host) > _MAX_NAME:
         raise _bad(name, "a repository is lower-case words with / . _ - between them")
-    if colon and not _TAG.match(tag):
+    if colon and not _TAG.fullmatch(tag):
         raise _bad(name, "a tag is at most 128 of A-Z a-z 0-9 . _ -")
     if host == DOCKER_HUB and "/" not in repository:
         repository = f"library/{repository}"

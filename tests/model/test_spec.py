@@ -108,3 +108,21 @@ def test_every_limit_can_be_set_and_has_a_reason() -> None:
 )
 def test_b032_the_full_reference_is_the_one_that_clients_resolve(name: str, full: str) -> None:
     assert parse(name=name).full_reference == full
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"name": "Upper"}, "name: must be lower-case words of a-z and 0-9"),
+        ({"tag": "a\x1b"}, "(got 'a\\x1b')"),
+        ({"tiers": {"A": {"path": "x"}}}, "tiers.A.(its name): must be 1 to 63 of a-z"),
+        ({"tiers": {"a\n": {"path": "x"}}}, "tiers.'a\\n'.(its name): must be"),
+        ({"epoch": None}, "(got null)"),
+        ({"env": "A=b"}, "a valid JSON list (got 'A=b')"),
+    ],
+)
+def test_errors_say_what_would_be_right_in_words(changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        parse(**changes)
+    message = caught.value.message
+    assert says in message and "pattern" not in message and message.isprintable()

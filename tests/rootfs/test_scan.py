@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from oci_builder.model.errors import OciBuilderError
+from oci_builder.model.errors import OciBuilderError, PolicyError
 from oci_builder.model.limits import Limits
 from oci_builder.rootfs.scan import BASE_POLICY, ScanPolicy, SourceEntry, Tree, scan_tree
 from oci_builder.wire.tar import Kind
@@ -208,6 +208,20 @@ def test_names_that_are_not_utf8_are_kept(tree: Path) -> None:
     for name in names:
         (Path(os.fsdecode(os.fsencode(tree) + b"/" + name))).write_bytes(b"x")
     assert {entry.path for entry in scan_tree(tree).entries} == names | {b""}
+
+
+def test_a_path_that_the_system_does_not_read_is_a_name_too_long(tree: Path) -> None:
+    """Each part is legal, and so is every path relative to a folder below; as a whole it is over PATH_MAX."""
+    here = os.open(tree, os.O_RDONLY)
+    for _ in range(17):
+        os.mkdir("d" * 250, dir_fd=here)
+        below = os.open("d" * 250, os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = below
+    os.close(here)
+    with pytest.raises(PolicyError) as caught:
+        scan_tree(tree)
+    assert caught.value.code == "limit.name" and len(caught.value.message) < 300
 
 
 def test_hard_links_share_an_inode(tree: Path) -> None:
