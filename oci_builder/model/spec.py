@@ -44,7 +44,7 @@ _ABSOLUTE = r"^/[^\x00]*$"
 # What an error says in the place of each.
 _PATTERNS = {
     _ABSOLUTE: "must be an absolute path",
-    NAME_PATTERN: "must be lower-case words of a-z and 0-9, joined by . _ or -, with / between them; the tag stands apart",
+    NAME_PATTERN: "must be lower-case words of a-z and 0-9, joined by . _ or -, with / between them (no tag)",
     TAG_PATTERN: "must be 1 to 128 of A-Z a-z 0-9 . _ -, and not begin with . or -",
     TIER_PATTERN: "must be 1 to 63 of a-z 0-9 . _ -, and begin with a letter or digit",
 }

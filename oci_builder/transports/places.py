@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -13,6 +14,8 @@ from oci_builder.model.spec import OciBase, PathTier, RootfsBase, Spec
 def check_places(spec: Spec, folder: Path, out: Path, cache: Path) -> None:
     """Refuse an output or cache folder inside a tree that becomes part of the image: each build would hold the last.
 
+    What stands there already and is no folder is refused too.
+
     Args:
         folder: relative paths of the spec are relative to it.
         out, cache: need not exist.
@@ -21,6 +24,8 @@ def check_places(spec: Spec, folder: Path, out: Path, cache: Path) -> None:
         SpecError: ``spec.path``.
     """
     for option, place in (("--out", out), ("--cache", cache)):
+        if os.path.lexists(place) and not place.is_dir():
+            raise SpecError("spec.path", f"{option} {show(str(place))} is not a folder", where=option, actual=str(place))
         for where, tree, exclude in _trees(spec, folder):
             inside = _below(place, tree)
             if inside is not None and not _excluded(inside, exclude):

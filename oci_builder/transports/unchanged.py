@@ -125,12 +125,19 @@ class Outputs:
             for name in (*others, *records):
                 if name in records:  # an archive that a power cut damaged is found out by its SHA-256 there
                     _sync(staging / name)
-                os.replace(staging / name, self.out / name)
+                self._move(staging / name, name)
             os.fsync(folder)
             if key is not None:
                 self.remember(key)
         finally:
             os.close(folder)
+
+    def _move(self, path: Path, name: str) -> None:
+        try:
+            os.replace(path, self.out / name)
+        except IsADirectoryError as error:
+            # Not the place in staging, which is gone when anybody reads of it.
+            raise OSError(error.errno, error.strerror, str(self.out / name)) from None
 
     def _key(self, key: bytes) -> bytes:
         return hashlib.sha256(b"outputs" + key + os.fsencode(self.out.resolve())).digest()

@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
-from oci_builder.model.errors import SpecError
+from oci_builder.build import BuildOptions, build
+from oci_builder.model.errors import SpecError, TransportError
 from oci_builder.model.spec import Spec, parse_spec
 from oci_builder.store.cache import BuildCache
 from oci_builder.transports.places import check_places
 from oci_builder.transports.unchanged import Outputs, input_key
+from tests.conftest import write_spec
 
 NAMES = ("one.tar", "two.tar", "record.json")
 
@@ -91,3 +93,21 @@ def test_inputs_that_cannot_be_looked_for(tmp_path: Path, path: str) -> None:
     with pytest.raises(SpecError) as error:
         check_places(spec_of(tiers={"a": {"path": path}}), folder, tmp_path / "out", tmp_path / "cache")
     assert error.value.code == "spec.path"
+
+
+@pytest.mark.parametrize("which", ["out", "cache"])
+def test_a_file_in_the_place_of_a_folder_is_our_input_being_wrong(tmp_path: Path, which: str) -> None:
+    (tmp_path / "tier").mkdir()
+    (tmp_path / which).symlink_to("nowhere/at/all")
+    with pytest.raises(SpecError) as caught:
+        build(write_spec(tmp_path, {"one": tmp_path / "tier"}), tmp_path / "out", BuildOptions(tmp_path / "cache"))
+    assert caught.value.code == "spec.path" and f"--{which} " in caught.value.message
+
+
+def test_a_folder_in_the_place_of_an_output_is_named(tmp_path: Path) -> None:
+    (tmp_path / "tier").mkdir()
+    (tmp_path / "out/runtime.oci.tar").mkdir(parents=True)
+    with pytest.raises(TransportError) as caught:
+        build(write_spec(tmp_path, {"one": tmp_path / "tier"}), tmp_path / "out", BuildOptions(tmp_path / "cache"))
+    assert caught.value.code == "io.error" and str(tmp_path / "out/runtime.oci.tar") in caught.value.message
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["runtime.oci.tar"]
