@@ -25,7 +25,7 @@ def check_places(spec: Spec, folder: Path, out: Path, cache: Path) -> None:
     """
     for option, place in (("--out", out), ("--cache", cache)):
         if os.path.lexists(place) and not place.is_dir():
-            raise SpecError("spec.path", f"{option} {show(str(place))} is not a folder", where=option, actual=str(place))
+            raise SpecError("spec.path", f"{option} {show(str(place))} is not a folder", where=option)
         for where, tree, exclude in _trees(spec, folder):
             inside = _below(place, tree)
             if inside is not None and not _excluded(inside, exclude):
