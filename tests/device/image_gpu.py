@@ -213,7 +213,7 @@ def sign(steps: Steps, archives: list[str], receipt: Path) -> None:
     if not private.exists():
         if steps.cli("key", 20, "key", "new", str(private)):
             return
-        shutil.copy(private.with_name("key.pub"), session.out / "key.pub")
+    shutil.copy(private.with_name("key.pub"), session.out / "key.pub")
     said = session.work / receipt.name
     said.write_text(json.dumps(json.loads(receipt.read_text())["predicate"]))
     step = "sign" if receipt.stem == "gates" else f"sign-{receipt.stem}"
