@@ -210,9 +210,8 @@ def sign(steps: Steps, archives: list[str], receipt: Path) -> None:
     private, folder = session.work / "key", session.out / "signed"
     folder.mkdir(exist_ok=True)
     named = [word for archive in archives for word in ("--archive", archive)]
-    if not private.exists():
-        if steps.cli("key", 20, "key", "new", str(private)):
-            return
+    if not private.exists() and steps.cli("key", 20, "key", "new", str(private)):
+        return
     shutil.copy(private.with_name("key.pub"), session.out / "key.pub")
     said = session.work / receipt.name
     said.write_text(json.dumps(json.loads(receipt.read_text())["predicate"]))
