@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import hashlib
 import os
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from oci_builder.model.digest import Digest
 from oci_builder.model.errors import IntegrityError, disk_error
+from oci_builder.store.writeback import Writeback
 
 if TYPE_CHECKING:
 
@@ -19,10 +19,6 @@ if TYPE_CHECKING:
 
 
 _BLOCK = 1 << 20
-# Dirty pages are handed to the disk as they come, so that the sync at commit finds little left to do.
-_WRITEBACK = 32 << 20
-_SYNC_FILE_RANGE_WRITE = 2
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 def lock_part(part: Path, *, wait: bool = True) -> int:
@@ -63,7 +59,7 @@ class Ingest:
         self._store, self._part, self._fd = store, part, fd
         self._expected, self._size = expected, size
         self._hash = hashlib.sha256() if expected is not None else None
-        self._flushed = 0
+        self._writeback = Writeback()
         self._finished = False
         self.offset = 0
         self.present = False
@@ -89,7 +85,7 @@ class Ingest:
             os.ftruncate(self._fd, 0)
         except OSError as error:
             raise disk_error(error, "writing into the store") from None
-        self.offset = self._flushed = 0
+        self.offset = 0
         if self._hash is not None:
             self._hash = hashlib.sha256()
 
@@ -115,12 +111,7 @@ class Ingest:
                 view = view[done:]
         except OSError as error:
             raise disk_error(error, "writing into the store") from None
-        if self.offset - self._flushed >= _WRITEBACK:
-            _libc.sync_file_range(
-                self._fd, ctypes.c_int64(self._flushed), ctypes.c_int64(self.offset - self._flushed),
-                ctypes.c_uint(_SYNC_FILE_RANGE_WRITE),
-            )  # fmt: skip
-            self._flushed = self.offset
+        self._writeback.grown(self._fd, self.offset)
 
     def commit(self, digest: Digest | None = None) -> Digest:
         """Sync and make visible. Idempotent for content that is there already.

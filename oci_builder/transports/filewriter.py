@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,14 +14,13 @@ from types import TracebackType
 from oci_builder.model.digest import Digest
 from oci_builder.model.errors import disk_error
 from oci_builder.model.events import Emit, Event, silent
+from oci_builder.store.writeback import Writeback
 from oci_builder.wire.source import FileRange
 from oci_builder.wire.tar import BLOCK, Kind, TarEntry, encode_header
 
-_COPY = 4 << 20
-# What copy_file_range says where it does not work: two kinds of file systems, an old kernel, some network file systems.
-_NOT_IN_KERNEL = {
-    errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EPERM, errno.EBADF, errno.ETXTBSY,
-}  # fmt: skip
+# What is read, hashed and written at a time, and how much of it may wait for the hash.
+_PIECE = 1 << 20
+_WAITING = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +33,10 @@ class ArchiveRecord:
 
 
 class FileWriter:
-    """Appends to ``<path>.partial``; ``close`` renames it to ``path``, leaving the block with an error removes it.
+    """Appends to ``<path>.partial``; ``close`` syncs it and renames it to ``path``, an error removes it.
 
-    Blobs are copied by the kernel while another thread hashes them from the page cache: the time is a copy's, not a
-    copy's and a hash's. The file is not synced; its SHA-256 in ``container.json`` is what tells.
+    Another thread hashes what this one writes, from the same memory: the time is the longer one's of a copy and a
+    hash, not both.
 
     Raises:
         TransportError: ``io.*``.
@@ -48,11 +48,11 @@ class FileWriter:
         self._emit, self._task = emit, f"write {path.name}"
         self._hash = hashlib.sha256()
         self._hasher = ThreadPoolExecutor(1, "archive-hash")
-        self._pending: Future[None] | None = None
-        self._in_kernel = True
+        self._pending: deque[tuple[Future[None], bytearray | None]] = deque()
+        self._writeback = Writeback()
         self.size = 0
         try:
-            self._fd = os.open(self._part, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+            self._fd = os.open(self._part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
         except OSError as error:
             self._hasher.shutdown()
             raise disk_error(error, f"writing {path.name}") from None
@@ -68,67 +68,49 @@ class FileWriter:
 
     def write(self, data: bytes) -> None:
         """Append bytes."""
-        self._wait()
-        view = memoryview(data)
-        while view:
-            view = view[os.write(self._fd, view) :]
-        self._hash.update(data)
-        self.size += len(data)
+        self._buffer()
+        self._append(memoryview(data), None)
 
     def copy(self, source: FileRange, start: int = 0, size: int | None = None) -> None:
         """Append ``size`` bytes of ``source`` from ``start`` on (default: all)."""
-        end = source.size if size is None else start + size
-        self._wait()
-        self._pending = self._hasher.submit(self._hash_range, source, start, end)
-        at = start
+        at = source.offset + start
+        end = at + (source.size - start if size is None else size)
         while at < end:
-            done = self._move(source, at, min(_COPY, end - at))
+            buffer = self._buffer() or bytearray(_PIECE)
+            view = memoryview(buffer)[: end - at]
+            done = os.preadv(source.fd, [view], at)
             if not done:
-                raise OSError(5, "the blob ends early", str(self.path))
+                raise OSError(errno.EIO, "the blob ends early", str(self.path))
+            self._append(view[:done], buffer)
             at += done
             self._emit(Event("advance", self._task, done))
-        self.size += end - start
 
-    def _move(self, source: FileRange, at: int, size: int) -> int:
-        """Let the kernel copy, and where it cannot (two kinds of file systems, an old kernel), read and write."""
-        if self._in_kernel:
-            try:
-                if done := os.copy_file_range(source.fd, self._fd, size, source.offset + at):
-                    return done
-            except OSError as error:
-                if error.errno not in _NOT_IN_KERNEL:
-                    raise
-            self._in_kernel = False
-        data = memoryview(os.pread(source.fd, min(size, _COPY), source.offset + at))
-        left = data
-        while left:
-            left = left[os.write(self._fd, left) :]
-        return len(data)
+    def _buffer(self) -> bytearray | None:
+        """A buffer that is hashed and written, once there are enough of them."""
+        return self._settle() if len(self._pending) >= _WAITING else None
+
+    def _append(self, data: memoryview, buffer: bytearray | None) -> None:
+        self._pending.append((self._hasher.submit(self._hash.update, data), buffer))
+        self.size += len(data)
+        while data:
+            data = data[os.write(self._fd, data) :]
+        self._writeback.grown(self._fd, self.size)
+
+    def _settle(self) -> bytearray | None:
+        hashed, buffer = self._pending.popleft()
+        hashed.result()
+        return buffer
 
     def close(self) -> ArchiveRecord:
         """Finish and make visible."""
-        self._wait()
+        while self._pending:
+            self._settle()
+        os.fdatasync(self._fd)
         os.close(self._fd)
         self._fd = -1
         self._hasher.shutdown()
         os.replace(self._part, self.path)
         return ArchiveRecord(self.path, Digest.from_hex(self._hash.hexdigest()), self.size)
-
-    def _hash_range(self, source: FileRange, start: int, end: int) -> None:
-        buffer = bytearray(1 << 20)
-        view = memoryview(buffer)
-        at = start
-        while at < end:
-            got = os.preadv(source.fd, [view[: min(len(view), end - at)]], source.offset + at)
-            if not got:
-                raise OSError(5, "the blob ends early", str(self.path))
-            self._hash.update(view[:got])
-            at += got
-
-    def _wait(self) -> None:
-        if self._pending is not None:
-            pending, self._pending = self._pending, None
-            pending.result()
 
     def _abandon(self) -> None:
         self._hasher.shutdown(wait=True, cancel_futures=True)

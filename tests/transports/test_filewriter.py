@@ -1,4 +1,4 @@
-"""Archives are written wherever they must lie: the kernel's copy is a short cut, and gives the slow way's bytes."""
+"""Archives are what was appended to them, whole on the disk, wherever they must lie."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from oci_builder.build import BuildOptions, build
+from oci_builder.model.digest import Digest
 from oci_builder.model.errors import TransportError
 from oci_builder.transports.filewriter import FileWriter
 from oci_builder.wire.source import FileRange
@@ -37,36 +38,63 @@ def written(source: FileRange, path: Path) -> bytes:
     return path.read_bytes()
 
 
-@pytest.mark.parametrize("number", [errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EPERM])
-def test_without_the_kernels_copy_the_bytes_are_the_same(
-    source: FileRange, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
-    quick = written(source, tmp_path / "quick")
-
-    def refuse(*_: object) -> int:
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(os, "copy_file_range", refuse)
-    assert written(source, tmp_path / "slow") == quick
+def expected(source: FileRange) -> bytes:
+    """The slow way: read everything, and slice."""
+    return b"head" + os.pread(source.fd, SIZE, 0)[100 : SIZE - 100]
 
 
-def test_a_kernel_that_copies_nothing_is_not_the_end(
+def test_the_archive_is_what_was_appended_and_so_is_its_digest(source: FileRange, tmp_path: Path) -> None:
+    with FileWriter(tmp_path / "out") as out:
+        for _ in range(3):
+            out.write(b"head")
+            out.copy(source, 100, SIZE - 200)
+        out.write(b"")
+        out.copy(FileRange(source.fd, 7, 20), 5)
+        out.copy(source, 5, 0)
+        record = out.close()
+    data = expected(source) * 3 + os.pread(source.fd, 15, 12)
+    assert (tmp_path / "out").read_bytes() == data
+    assert (record.sha256, record.size) == (Digest.of(data), len(data))
+
+
+def test_reads_and_writes_that_do_less_than_asked_give_the_same_bytes(
     source: FileRange, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    quick = written(source, tmp_path / "quick")
-    monkeypatch.setattr(os, "copy_file_range", lambda *_: 0)
-    assert written(source, tmp_path / "slow") == quick
+    read, write = os.preadv, os.write
+    monkeypatch.setattr(os, "preadv", lambda fd, views, at: read(fd, [views[0][:300_001]], at))
+    monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[:100_003]))
+    assert written(source, tmp_path / "out") == expected(source)
 
 
+def test_an_archive_is_on_the_disk_before_it_has_its_name(
+    source: FileRange, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a power cut leaves is the whole archive or none."""
+    steps: list[str] = []
+    sync, replace = os.fdatasync, os.replace
+    monkeypatch.setattr(os, "fdatasync", lambda fd: (steps.append(f"sync {os.fstat(fd).st_size}"), sync(fd)))
+    monkeypatch.setattr(os, "replace", lambda a, b: (steps.append("rename"), replace(a, b)))
+    written(source, tmp_path / "out")
+    assert steps == [f"sync {SIZE - 196}", "rename"]
+
+
+@pytest.mark.parametrize("call", ["preadv", "write", "fdatasync"])
 def test_a_failing_disk_is_said_and_leaves_nothing(
-    source: FileRange, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    source: FileRange, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     def fail(*_: object) -> int:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(os, "copy_file_range", fail)
+    monkeypatch.setattr(os, call, fail)
     with pytest.raises(TransportError) as caught:
         written(source, tmp_path / "out")
+    assert caught.value.code == "io.error"
+    assert [p.name for p in tmp_path.iterdir()] == ["blob"]
+
+
+def test_a_blob_that_ends_early_is_an_error(source: FileRange, tmp_path: Path) -> None:
+    with pytest.raises(TransportError) as caught, FileWriter(tmp_path / "out") as out:
+        out.copy(FileRange(source.fd, 0, SIZE + 1))
     assert caught.value.code == "io.error"
     assert [p.name for p in tmp_path.iterdir()] == ["blob"]
 
