@@ -45,7 +45,7 @@ def publish(what: Publication, target: HubTarget, emit: Emit = silent) -> Delive
     """
     started = stamp()
     what.folder.require_own_files()
-    require_trusted(what, utc_now())
+    require_trusted(what, utc_now(), emit)
     wholes, parts = _archive_parts(what)
     records = _records(what)
     checks = [refuse_secrets(what, sorted(wholes), [p.source for p in records], emit)]

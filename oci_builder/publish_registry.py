@@ -61,7 +61,7 @@ def publish_registry(
     started = stamp()
     target = parse_reference(reference)
     what.folder.require_own_files()
-    require_trusted(what, utc_now())
+    require_trusted(what, utc_now(), emit)
     subjects, manifest = _recorded(what)
     if target.digest not in (None, manifest):
         raise SpecError("spec.digest", f"the release's image is {manifest}, not {target.digest}", where=reference)

@@ -79,6 +79,13 @@ def update_release(folder: Path, rules: Rules, now: datetime) -> dict[str, Any]:
     return recorded
 
 
+def unprotected(folder: Path, rules: Rules, now: datetime) -> str:
+    """A line for people where nothing would tell that somebody changed the folder's files; else empty."""
+    if _open(folder).protected(rules.policy, now):
+        return ""
+    return f"nothing protects the files of {show(str(folder))}: no record receipt of a trusted key has their digests"
+
+
 def summary(qualification: dict[str, Any]) -> Sequence[str]:
     """Lines for people: the state, each gate, and the reason where it is not met."""
     lines = [f"{qualification['release']}: {qualification['state']}"]
@@ -96,4 +103,4 @@ def _open(folder: Path) -> ReleaseFolder:
     return ReleaseFolder(folder)
 
 
-__all__ = ["Rules", "check_release", "spec_sha256", "summary", "update_release"]
+__all__ = ["Rules", "check_release", "spec_sha256", "summary", "unprotected", "update_release"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from oci_builder.model.errors import SpecError
+from oci_builder.model.errors import SpecError, show
 from oci_builder.model.events import Emit, silent
 from oci_builder.model.limits import DEFAULT_LIMITS, Limits
 from oci_builder.release.bills import Naming, bills, file_name, naming
@@ -41,10 +41,14 @@ def make_bills(subject: Path, options: BillOptions | None = None, emit: Emit = s
         subject: an image archive, a layout, a portable archive, an unpacked folder, or a folder that a build wrote.
 
     Raises:
-        SpecError: ``spec.path``, ``spec.extra``. FormatError, PolicyError, IntegrityError: what is wrong with it.
+        SpecError: ``spec.path``, ``spec.extra``; ``spec.name``: a name or version that is no text.
+        FormatError, PolicyError, IntegrityError: what is wrong with it.
         TransportError: ``io.*``.
     """
     options = options or BillOptions()
+    for option, text in (("--name", options.name), ("--version", options.version)):
+        if not text.isprintable():
+            raise SpecError("spec.name", f"{option} {show(text)}: not text that can be shown", where=option)
     source = _archive_of(subject)
     contents = read_packages(source, Walk(options.platform, options.limits, options.threads, emit, image=options.image))
     said = naming(contents, subject.resolve().name)
@@ -73,10 +77,12 @@ def write_bills(made: dict[str, bytes], folder: Path) -> list[Path]:
     """``image.cdx.json`` and one file a tier, in a folder; older ones are replaced.
 
     Raises:
-        TransportError: ``io.*``.
+        SpecError: ``spec.path``: a file has the folder's name, or that of one above it. TransportError: ``io.*``.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise SpecError("spec.path", f"{show(str(folder))} is no folder", where=str(folder)) from None
     except OSError as error:
         raise io_error(error, folder) from None
     paths = [folder / file_name(name) for name in sorted(made)]

@@ -14,6 +14,7 @@ from oci_builder.cli.common import (
     ARCHIVE,
     Settings,
     cache_option,
+    complain,
     json_option,
     pass_settings,
     say,
@@ -103,10 +104,12 @@ def receipt_show(path: Path, trust: Path) -> None:
 @json_option
 def qualification(release: Path, spec_path: Path | None, trust: Path, update: bool, json_file: str | None) -> None:
     """Recompute RELEASE/qualification.json and compare."""
-    from oci_builder.qualification import Rules, check_release, summary, update_release
+    from oci_builder.qualification import Rules, check_release, summary, unprotected, update_release
 
     rules = Rules.load(spec_of(release, spec_path), trust)
     found = update_release(release, rules, _now()) if update else check_release(release, rules)
+    if warning := unprotected(release, rules, _now()):
+        complain(f"warning: {warning}")
     write_json(found, json_file)
     if json_file != "-":
         for line in summary(found):

@@ -80,8 +80,10 @@ class Publication:
         return path
 
 
-def require_trusted(what: Publication, now: datetime) -> None:
+def require_trusted(what: Publication, now: datetime, emit: Emit = silent) -> None:
     """Where a verdict is kept: the folder is as it was recorded, and the key's receipt will count.
+
+    A folder of records alone, which ``record`` did not make, is sent with a warning.
 
     Raises:
         PolicyError: ``key.trust``. CheckFailed: ``release.rewritten``, ``release.unproven``.
@@ -90,6 +92,9 @@ def require_trusted(what: Publication, now: datetime) -> None:
         require_signer(what.judge.policy, what.key, "publish", now)
         what.folder.check_files(what.judge.policy, now)
         what.folder.require_proven(what.judge.policy, now)
+        if not what.folder.protected(what.judge.policy, now):
+            message = "nothing protects the release's files: no record receipt of a trusted key has their digests"
+            emit(Event("warning", "publish", message=message))
 
 
 def refuse_secrets(what: Publication, names: Sequence[str], files: Sequence[Path], emit: Emit = silent) -> Check:

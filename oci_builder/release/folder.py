@@ -196,6 +196,10 @@ class ReleaseFolder:
                 where=where,
             )  # fmt: skip
 
+    def protected(self, policy: TrustPolicy, now: datetime) -> bool:
+        """Whether a believed record receipt has the digests of the files, so that a change would be found out."""
+        return bool(self._recorded_differences(policy, now))
+
     def _recorded_differences(self, policy: TrustPolicy, now: datetime) -> list[list[str]]:
         """For each believed record receipt the files that are not as it says."""
         subjects, found = self.subjects(), []

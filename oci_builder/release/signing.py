@@ -122,7 +122,7 @@ def _read_private(path: Path) -> bytes:
         if path.is_symlink():
             raise PolicyError("key.mode", f"{show(str(path))}: a key file is not a link", where=str(path)) from None
         raise input_error(error, path) from None
-    with os.fdopen(fd, "rb") as file:
+    try:
         info = os.fstat(fd)
         if not stat.S_ISREG(info.st_mode) or info.st_mode & 0o077 or info.st_uid not in (0, os.geteuid()):
             raise PolicyError(
@@ -130,7 +130,9 @@ def _read_private(path: Path) -> bytes:
                 f"{show(str(path))}: a private key is a regular file of yours with mode 0600; run chmod 600 on it",
                 where=str(path), expected="0600", actual=f"{stat.S_IMODE(info.st_mode):04o}",
             )  # fmt: skip
-        return file.read(_MAX_KEY_FILE)
+        return os.read(fd, _MAX_KEY_FILE)  # a file of so few bytes is read at once
+    finally:
+        os.close(fd)
 
 
 def load_public(path: Path) -> bytes:
