@@ -20,6 +20,7 @@ from oci_builder.model.redact import redact, secret_values
 from oci_builder.model.settings import image_settings, timestamp
 from oci_builder.model.spec import Spec, load_spec
 from oci_builder.payload.cuda import stage_cuda
+from oci_builder.payload.fetch import fetch_sources
 from oci_builder.payload.runtime import Runtime, add_licences, assemble_runtime
 from oci_builder.payload.tiers import realize_tiers
 from oci_builder.payload.uv import Programs
@@ -133,8 +134,9 @@ class _Build:
 
     def run(self) -> BuildResult:
         work = self.options.cache / "tiers"
-        tiers = realize_tiers(self.spec, self.folder, work, self.emit, programs := Programs(work))
-        runtime = assemble_runtime(self.spec, self.folder, work, tiers, self.options.jobs, self.emit, programs)
+        here = fetch_sources(self.spec, work, self.emit)
+        tiers = realize_tiers(here, self.folder, work, self.emit, programs := Programs(work))
+        runtime = assemble_runtime(here, self.folder, work, tiers, self.options.jobs, self.emit, programs)
         outputs = Outputs(self.out, FILES, self.cache)
         folders = {**runtime.tiers, **{f"../{name}": path for name, path in runtime.trees.items()}}
         key = input_key(self.spec, self.folder, folders, self.codec.describe(), __version__)

@@ -24,7 +24,7 @@ from oci_builder.engines.needs import LARGEST_SCRATCH, LONGEST, Needs, validate
 from oci_builder.engines.stages import Request, find_stage
 from oci_builder.model.errors import CheckFailed, PolicyError, SpecError, TransportError
 from oci_builder.model.events import Emit, silent
-from oci_builder.model.spec import LockTier, load_spec
+from oci_builder.model.spec import GitTier, LockTier, load_spec
 
 # Seconds between asking a stage to end and ending it: time to take a sandbox down.
 GRACE = 10.0
@@ -85,7 +85,7 @@ class LocalRunner:
 
 def _scratch(needs: Needs, request: Request) -> float:
     """The needs are those of a runtime whose packages are compiled and unpacked; other specs are small."""
-    big = any(isinstance(tier, LockTier) for tier in load_spec(Path(request.spec)).tiers.values())
+    big = any(isinstance(tier, LockTier | GitTier) for tier in load_spec(Path(request.spec)).tiers.values())
     return float(needs.scratch_gib) if big else min(_SMALL_SCRATCH, needs.scratch_gib)
 
 

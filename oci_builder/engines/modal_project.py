@@ -26,6 +26,7 @@ from oci_builder.model.errors import ConflictError, SpecError, TransportError, d
 from oci_builder.model.spec import (
     TAG_PATTERN,
     DockerBase,
+    GitTier,
     LockTier,
     OciBase,
     PathTier,
@@ -275,6 +276,9 @@ def _places(spec: Spec) -> Iterator[tuple[str, str]]:
             yield f"tiers.{name}.path", tier.path
         elif isinstance(tier, RequirementsTier):
             yield f"tiers.{name}.requirements", tier.requirements
+        elif isinstance(tier, GitTier):
+            if tier.lock is not None:
+                yield f"tiers.{name}.lock", tier.lock
         elif isinstance(tier, LockTier):
             yield f"tiers.{name}.project", tier.project
             yield f"tiers.{name}.lock", f"{tier.project}/uv.lock" if tier.lock is None else tier.lock

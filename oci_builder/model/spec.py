@@ -32,13 +32,22 @@ from oci_builder.model.env import is_hollow
 from oci_builder.model.errors import OciBuilderError, SpecError, show
 from oci_builder.model.jsontext import dump_json, load_json
 from oci_builder.model.limits import Limits
-from oci_builder.model.specvalues import check_patterns, check_place, check_prefix, check_user, read_input
+from oci_builder.model.specvalues import (
+    check_git_url,
+    check_inside,
+    check_patterns,
+    check_place,
+    check_prefix,
+    check_user,
+    read_input,
+)
 
 _ENV = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=[^\0\n]*\Z")
 
 # distribution/reference: path components and tags.
 NAME_PATTERN = r"^[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*(/[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*)*$"
 TAG_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$"
+COMMIT_PATTERN = r"^[0-9a-f]{40}([0-9a-f]{24})?$"
 TIER_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,62}$"
 _ABSOLUTE = r"^/[^\x00]*$"
 # What an error says in the place of each.
@@ -146,6 +155,9 @@ Base = Annotated[
 BuildEnv = dict[Annotated[str, Field(pattern=r"^[A-TV-Za-z_][A-Za-z0-9_]*$")], StrictStr]
 
 
+Omitted = dict[StrictStr, Annotated[StrictStr, Field(pattern=r"\S")]]
+
+
 class PathTier(SpecModel):
     """A tier that stands on disk already."""
 
@@ -157,28 +169,46 @@ class RequirementsTier(SpecModel):
 
     requirements: Place = Field(description="requirements file with hashes, resolved beforehand")
     python: StrictStr = Field(default="host", description="version, path of an interpreter, or host")
-    omit: dict[StrictStr, StrictStr] = Field(default_factory=dict, description="package left out -> reason")
+    omit: Omitted = Field(default_factory=dict, description="package left out -> reason")
     build_env: BuildEnv = Field(default_factory=dict, description="variables for packages that are built from source")
 
 
-class LockTier(SpecModel):
-    """A tier installed by uv from a project's uv.lock with extras."""
+class _Locked(SpecModel):
+    """What tiers from a uv.lock have in common."""
 
-    project: Place
-    lock: Place | None = None
-    commit: StrictStr | None = Field(default=None, description="the checkout's commit, verified")
+    lock: Place | None = Field(default=None, description="a copy of the lock that the project's must equal")
     extras: tuple[StrictStr, ...] = ()
     python: StrictStr = "host"
-    omit: dict[StrictStr, StrictStr] = Field(default_factory=dict)
+    omit: Omitted = Field(default_factory=dict)
     build_env: BuildEnv = Field(default_factory=dict)
 
 
-_TIERS = ("path", "requirements", "project")
+class LockTier(_Locked):
+    """A tier installed by uv from the uv.lock of a checkout."""
+
+    project: Place
+    commit: StrictStr | None = Field(default=None, description="the checkout's commit, verified")
+
+
+class GitTier(_Locked):
+    """A tier installed by uv from the uv.lock of a repository, fetched at one commit with its submodules."""
+
+    git: Annotated[StrictStr, AfterValidator(check_git_url)] = Field(
+        description="https:// or file:// URL of the repository, without credentials"
+    )
+    commit: StrictStr = Field(pattern=COMMIT_PATTERN, description="the whole id of the commit")
+    folder: Annotated[StrictStr, AfterValidator(check_inside)] = Field(
+        default=".", description="where the project lies in the repository"
+    )
+
+
+_TIERS = ("path", "requirements", "project", "git")
 
 Tier = Annotated[
     Annotated[PathTier, Tag("path")]
     | Annotated[RequirementsTier, Tag("requirements")]
-    | Annotated[LockTier, Tag("project")],
+    | Annotated[LockTier, Tag("project")]
+    | Annotated[GitTier, Tag("git")],
     Discriminator(
         _one_of(_TIERS),
         custom_error_type="tier",

@@ -18,6 +18,9 @@ _PREFIX = re.compile(r"/[A-Za-z0-9._+@=-]+(/[A-Za-z0-9._+@=-]+)*\Z")
 # passwd(5) and group(5): names or numbers, one colon between user and group (image-spec config.md, "User").
 _ONE = r"[A-Za-z0-9_][A-Za-z0-9_.@$-]*"
 _USER = re.compile(rf"(?:{_ONE}(?::{_ONE})?)?\Z")
+_GIT = re.compile(
+    r"(?:https://(?P<host>[^/?#\s]+)|file://|http://(?:127\.0\.0\.1|localhost|\[::1\])(?::\d+)?)(?P<path>/[^?#\s]+)\Z"
+)
 # A spec is written by hand; what is larger is something else.
 _MOST = 16 << 20
 
@@ -45,6 +48,25 @@ def check_place(value: str) -> str:
     if any(len(part.encode("utf-8", "surrogateescape")) > _COMPONENT for part in value.split("/")):
         raise ValueError(f"a part is longer than {_COMPONENT} bytes, which no file system holds")
     return value
+
+
+def check_git_url(value: str) -> str:
+    """A repository that git can fetch without a key of this machine's, named so that the name may be published."""
+    match = _GIT.match(value)
+    if match is None or not value.isprintable() or " " in value or "\\" in value:
+        raise ValueError("must be an https:// or file:// URL (http:// for this machine only; ssh is not supported)")
+    if "@" in (match["host"] or ""):
+        raise ValueError("holds credentials, and a spec is published: let a credential helper of git's know them")
+    if any(part in ("..", "") for part in match["path"].rstrip("/").split("/")[1:]):
+        raise ValueError("has an empty part or .. in its path")
+    return value
+
+
+def check_inside(value: str) -> str:
+    """A relative path that stays below where it starts."""
+    if value.startswith("/") or "\0" in value or ".." in value.split("/") or not value:
+        raise ValueError("must be relative, without ..")
+    return check_place(value)
 
 
 def check_user(value: str | None) -> str | None:

@@ -20,7 +20,8 @@ _SETTINGS = (
     "core.hooksPath=/dev/null", "submodule.recurse=false",
 )  # fmt: skip
 # A hook's variables name another repository.
-_FOREIGN = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_COMMON_DIR", "GIT_PREFIX")
+FOREIGN = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_COMMON_DIR", "GIT_PREFIX")
+SETTINGS_WORDS = tuple(word for setting in _SETTINGS for word in ("-c", setting))
 _SUBMODULE = b"160000 "
 
 
@@ -36,8 +37,8 @@ def git(place: Path, *words: str, where: str = "", told: bytes = b"") -> bytes:
         SpecError: ``payload.commit`` with git's own words.
     """
     blamed, field = where or str(place), f"{where}: " if where else ""
-    argv = ["git", *_each("-c", _SETTINGS), "-C", str(place), *words]
-    env = {name: value for name, value in os.environ.items() if name not in _FOREIGN}
+    argv = ["git", *SETTINGS_WORDS, "-C", str(place), *words]
+    env = {name: value for name, value in os.environ.items() if name not in FOREIGN}
     try:
         done = subprocess.run(argv, input=told, capture_output=True, check=False, env=env)
     except OSError as error:
@@ -119,7 +120,23 @@ def top_of(project: Path, where: str) -> Path:
 
 
 def _clone(source: Path, commit: str, target: Path, where: str) -> None:
-    """A repository that borrows the objects: git's own clone refuses a checkout of another owner more often."""
+    borrow(source, commit, target, where)
+    for path, inner in submodules(target, commit, where):
+        if (source / path / ".git").exists():
+            _clone(source / path, inner, target / path, where)
+
+
+def borrow(source: Path, commit: str, target: Path, where: str) -> None:
+    """Check a commit out that lies in another repository, with its objects; submodules are left empty.
+
+    git's own clone refuses a checkout of another owner more often.
+
+    Args:
+        source: a checkout's folder, or a bare repository.
+
+    Raises:
+        SpecError: ``payload.commit``.
+    """
     kind = _line(source, where, "rev-parse", "--show-object-format")
     target.mkdir(parents=True, exist_ok=True)
     git(target, "init", "--quiet", "--template=", f"--object-format={kind}", where=where)
@@ -134,16 +151,18 @@ def _clone(source: Path, commit: str, target: Path, where: str) -> None:
     tags = git(source, "for-each-ref", "--format=create %(refname) %(objectname)", "refs/tags", where=where)
     git(target, "update-ref", "--stdin", where=where, told=tags)
     git(target, "checkout", "--quiet", "--detach", commit, where=where)
-    for path, inner in _submodules(target, commit, where):
-        if (source / path / ".git").exists():
-            _clone(source / path, inner, target / path, where)
 
 
 def _git_path(source: Path, name: str, where: str) -> Path:
     return source.absolute() / _line(source, where, "rev-parse", "--git-path", name)
 
 
-def _submodules(place: Path, commit: str, where: str) -> Iterator[tuple[str, str]]:
+def submodules(place: Path, commit: str, where: str) -> Iterator[tuple[str, str]]:
+    """Path and recorded commit of each submodule of a commit.
+
+    Raises:
+        SpecError: ``payload.commit``.
+    """
     for entry in git(place, "ls-tree", "-r", "-z", "--full-tree", commit, where=where).split(b"\0"):
         if entry.startswith(_SUBMODULE):
             about, path = entry.split(b"\t", 1)
@@ -152,8 +171,3 @@ def _submodules(place: Path, commit: str, where: str) -> Iterator[tuple[str, str
 
 def _line(project: Path, where: str, *words: str) -> str:
     return git(project, *words, where=where).decode(errors="surrogateescape").strip()
-
-
-def _each(option: str, values: tuple[str, ...]) -> Iterator[str]:
-    for value in values:
-        yield from (option, value)

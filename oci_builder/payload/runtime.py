@@ -19,7 +19,7 @@ from typing import Any
 from oci_builder.model.errors import CheckFailed, SpecError, TransportError, disk_error
 from oci_builder.model.events import Emit, Event, silent
 from oci_builder.model.jsontext import dump_json
-from oci_builder.model.spec import HostBase, LockTier, PathTier, RequirementsTier, Spec
+from oci_builder.model.spec import HostBase, LockTier, RequirementsTier, Spec
 from oci_builder.payload.bytecode import WORKER, compile_tree
 from oci_builder.payload.cuda import cuda_texts
 from oci_builder.payload.licences import collect_licences, python_texts
@@ -133,7 +133,7 @@ def add_licences(runtime: Runtime, cuda: Path | None) -> Runtime:
 def _inputs(
     spec: Spec, folder: Path, work: Path, tiers: Mapping[str, Path], emit: Emit, programs: Programs
 ) -> _Inputs | None:
-    uv_tiers = {name: tier for name, tier in spec.tiers.items() if not isinstance(tier, PathTier)}
+    uv_tiers = {name: tier for name, tier in spec.tiers.items() if isinstance(tier, RequirementsTier | LockTier)}
     if not uv_tiers:
         return None
     # A host base has the interpreter that runs us at its own path; every other must come along.

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from oci_builder.model.errors import SpecError, show
 from oci_builder.model.events import Emit, silent
-from oci_builder.model.spec import PathTier, Spec
+from oci_builder.model.spec import GitTier, PathTier, Spec
 from oci_builder.payload.uv import Programs
 
 
@@ -14,6 +14,8 @@ def realize_tiers(
     spec: Spec, folder: Path, work: Path, emit: Emit = silent, programs: Programs | None = None
 ) -> dict[str, Path]:
     """Tier name -> folder, in the spec's order. Idempotent: an environment whose inputs are unchanged stays.
+
+    Repositories were fetched beforehand (``fetch_sources``).
 
     Args:
         folder: relative paths of the spec are relative to it.
@@ -34,7 +36,7 @@ def realize_tiers(
                     "spec.tier", f"tiers.{name}.path: there is no folder {show(str(path))}", where=f"tiers.{name}.path"
                 )
             out[name] = path
-        else:
+        elif not isinstance(tier, GitTier):  # those were fetched beforehand
             from oci_builder.payload.environments import realize
 
             out[name] = realize(name, tier, folder, work, emit, programs)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from oci_builder.model.errors import SpecError, show
-from oci_builder.model.spec import DockerBase, HostBase, LockTier, OciBase, RequirementsTier, RootfsBase, Spec
+from oci_builder.model.spec import DockerBase, GitTier, HostBase, LockTier, OciBase, RequirementsTier, RootfsBase, Spec
 from oci_builder.payload.overlay import resolve_commit
 from oci_builder.release.files import io_error, open_file
 from oci_builder.release.provenance import Material, base_material
@@ -37,6 +37,8 @@ def materials(
             found.append(_file(folder / tier.requirements, tier.requirements, f"tier {name}"))
         elif isinstance(tier, LockTier):
             found += _lock(folder, name, tier)
+        elif isinstance(tier, GitTier):  # the commit covers the lock that lies in it
+            found.append(Material(f"git+{tier.git}", {"gitCommit": tier.commit}, "source"))
         else:
             unpinned.append(f"tiers.{name}.path: a staged tree, known by the layers that it became")
     if spec.files is not None:

@@ -17,6 +17,7 @@ from oci_builder.model.spec import LockTier, Spec
 from oci_builder.payload import uv as tools
 from oci_builder.payload.checkout import clone
 from oci_builder.payload.environments import realize
+from oci_builder.payload.fetch import fetch_sources
 from oci_builder.payload.runtime import assemble_runtime
 from oci_builder.payload.tiers import realize_tiers
 
@@ -118,6 +119,21 @@ def test_source_and_environments_of_a_runtime_are_one_commit(place: Path, projec
         source = runtime.trees["source"]
         assert said(runtime.tiers["base"]) == (source / "dep/depx/__init__.py").read_text() == f"V = {text!r}\n"
         assert json.loads((source / "SOURCE.json").read_bytes())["commit"] == head
+
+
+def test_a_tier_of_a_repository_is_built_and_shipped_at_its_commit(place: Path, project: Path) -> None:
+    """Fetched, built, and exported as the source: one commit, though the repository has gone on since."""
+    pinned = git(project, "rev-parse", "HEAD")
+    commit(project, "two")
+    tier = {"git": project.as_uri(), "commit": pinned}
+    spec = Spec.model_validate(
+        {"name": "n", "tag": "t", "base": {"host": True}, "prefix": "/opt/x", "tiers": {"base": tier}}
+    )
+    here = fetch_sources(spec, place / "work", silent)
+    runtime = assemble_runtime(here, place, place / "work", realize_tiers(here, place, place / "work", silent), 2)
+    source = runtime.trees["source"]
+    assert said(runtime.tiers["base"]) == (source / "dep/depx/__init__.py").read_text() == "V = 'one'\n"
+    assert json.loads((source / "SOURCE.json").read_bytes())["commit"] == pinned
 
 
 def test_a_changed_package_without_a_pinned_commit_is_refused_and_not_shipped_old(place: Path, project: Path) -> None:
