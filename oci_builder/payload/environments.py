@@ -26,9 +26,10 @@ from oci_builder.payload.checkout import check_commit, clone, file_at, top_of, u
 from oci_builder.payload.inventory import from_lock, from_requirements, inventory, local_sources, normalize
 from oci_builder.payload.lists import all_there, check_list, keep_packages
 from oci_builder.payload.uv import UV_VERSION, Interpreter, Programs, Uv, probe_links
+from oci_builder.payload.uv_cache import drop_other_builds, note_builds, origins
 
 INVENTORY = "inventory.json"
-_FORMAT = 3  # of the result: a number more when the same inputs give another environment
+_FORMAT = 4  # of the result: a number more when the same inputs give another environment
 # uv's own notes, not part of a package: they hold times.
 _NOTES = ("uv_cache.json", "uv_build.json")
 _MODES = {False: 0o644, True: 0o755}
@@ -41,12 +42,14 @@ class _Recipe:
     Attributes:
         inputs: JSON-able value that stands for everything the result depends on, besides uv and the interpreter.
         listed: what the list or the lock says of each package.
+        variables: stands for what a package that is built from source depends on besides that.
         install: fills the environment at the path; the second path is a scratch folder.
     """
 
     inputs: Any
     listed: Mapping[str, Mapping[str, Any]]
     install: Callable[[Uv, Path, Path], None]
+    variables: str
 
 
 def realize(
@@ -73,7 +76,7 @@ def realize(
     programs = programs or Programs(work)
     uv, python = programs.uv, programs.interpreter(tier.python, f"{where}.python")
     parts = [_FORMAT, UV_VERSION, str(python.path), python.identity, recipe.inputs, dict(tier.omit)]
-    place = work / f"{name}-{hashlib.sha256(dump_json(parts)).hexdigest()[:20]}"
+    place = work / f"{name}-{_key(parts)}"
     if not (place / INVENTORY).is_file():
         try:
             work.mkdir(parents=True, exist_ok=True)
@@ -82,6 +85,10 @@ def realize(
         except OSError as error:
             raise disk_error(error, f"making the environment of tier {name}") from None
     return place / name
+
+
+def _key(value: Any) -> str:
+    return hashlib.sha256(dump_json(value)).hexdigest()[:20]
 
 
 def _read(path: Path, where: str) -> str:
@@ -105,7 +112,8 @@ def _requirements(tier: RequirementsTier, folder: Path, where: str) -> _Recipe:
             "--no-compile-bytecode", "--python", target / "bin" / "python", "-r", file, env=tier.build_env,
         )  # fmt: skip
 
-    return _Recipe([wanted, tier.build_env] if tier.build_env else wanted, from_requirements(wanted), install)
+    inputs = [wanted, tier.build_env] if tier.build_env else wanted
+    return _Recipe(inputs, from_requirements(wanted), install, _key(tier.build_env))
 
 
 def _lock(tier: LockTier, folder: Path, where: str, emit: Emit) -> _Recipe:
@@ -131,7 +139,7 @@ def _lock(tier: LockTier, folder: Path, where: str, emit: Emit) -> _Recipe:
         told = f"no commit has {', '.join(left[:3])}{' and more' if left[3:] else ''}, so they are left out"
         emit(Event("warning", where, message=f"{show(str(project))}: {told}"))
     inputs = [text, settings, list(tier.extras), commit, *([tier.build_env] if tier.build_env else [])]
-    return _Recipe(inputs, listed, partial(_sync, tier, project, commit, tuple(local), where))
+    return _Recipe(inputs, listed, partial(_sync, tier, project, commit, tuple(local), where), _key(tier.build_env))
 
 
 def _check_inside(project: Path, local: Mapping[str, str], where: str) -> None:
@@ -178,9 +186,12 @@ def _make(
     try:
         target = staging / name
         uv.run("venv", "--quiet", "--relocatable", "--no-project", "--prompt", name, "--python", python.path, target)
+        drop_other_builds(uv.cache, recipe.variables)
         recipe.install(uv, target, staging)
+        files = origins(target, uv.cache)
+        note_builds(uv.cache, (package for package, origin in files.items() if origin.built), recipe.variables)
         settle(target, staging)
-        found = inventory(name, target, omit, recipe.listed)
+        found = inventory(name, target, omit, recipe.listed, files)
         (staging / INVENTORY).write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
         try:
             staging.rename(place)

@@ -9,16 +9,26 @@ from collections.abc import Iterator, Mapping
 from email.message import Message
 from email.parser import BytesHeaderParser
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from oci_builder.model.redact import redact_url
+
+if TYPE_CHECKING:
+    from oci_builder.payload.uv_cache import Origin
 
 _HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
 _PINNED = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)(?:\[[^]]*\])?\s*(==|@)\s*([^\s;\\]+)")
 _LOCAL = frozenset({"directory", "editable", "path"})
+_PYPI = "https://pypi.org/simple"
 _CLASSIFIER = "License :: OSI Approved :: "
 
 
 def inventory(
-    tier: str, env: Path, omitted: Mapping[str, str], listed: Mapping[str, Mapping[str, Any]]
+    tier: str,
+    env: Path,
+    omitted: Mapping[str, str],
+    listed: Mapping[str, Mapping[str, Any]],
+    origins: Mapping[str, Origin] | None = None,
 ) -> dict[str, Any]:
     """The inventory of a tier as a JSON-able value, the same for the same environment.
 
@@ -27,11 +37,28 @@ def inventory(
         env: folder of the environment.
         omitted: package left out -> reason.
         listed: what its list or lock says of each package, see ``from_requirements`` and ``from_lock``.
+        origins: the file of each package, where it is known (``uv_cache.origins``).
     """
     found = sorted(distributions(env), key=lambda item: (item["name"], item["version"]))
     for item in found:
         item.update(listed.get(item["name"], {}))
+        origin = (origins or {}).get(item["name"])
+        if origin is not None:
+            item.update(_of_file(origin, item))
     return {"tier": tier, "packages": found, "omitted": dict(sorted(omitted.items()))}
+
+
+def _of_file(origin: Origin, item: Mapping[str, Any]) -> dict[str, Any]:
+    """What the file says: of the hashes that a list accepts, the one that was installed."""
+    accepted = item.get("hashes") or [origin.sha256]
+    out: dict[str, Any] = {"file": origin.file}
+    if origin.sha256 in accepted and origin.sha256:
+        out["hashes"] = [origin.sha256]
+    if origin.built:
+        out["built"] = True
+    if origin.index == "pypi" and "index" not in item and item.get("source") == "index":
+        out["index"] = _PYPI
+    return out
 
 
 def from_requirements(requirements: str) -> dict[str, dict[str, Any]]:
@@ -53,7 +80,7 @@ def from_requirements(requirements: str) -> dict[str, dict[str, Any]]:
 
 
 def from_lock(lock: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The same from a parsed ``uv.lock``: package -> accepted hashes, and the source when it is no index."""
+    """The same from a parsed ``uv.lock``: package -> accepted hashes, and its index, or its source when it has none."""
     out: dict[str, dict[str, Any]] = {}
     for package in lock.get("package", []):
         item = out.setdefault(normalize(package["name"]), {"hashes": []})
@@ -64,6 +91,8 @@ def from_lock(lock: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
             item["source"] = f"git+{source['git']}" if "git" in source else source["url"]
         elif not _LOCAL.isdisjoint(source):
             item["source"] = "local"
+        elif "://" in str(source.get("registry", "")):
+            item["index"] = redact_url(str(source["registry"]))
     return out
 
 

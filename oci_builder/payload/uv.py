@@ -17,8 +17,17 @@ from pathlib import Path
 from oci_builder.model.errors import IntegrityError, SpecError, TransportError, show
 
 UV_VERSION = "0.11.18"
-# What a caller's shell may say about other environments must not reach uv or the interpreter.
-_FOREIGN = ("VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONPATH", "PYTHONHOME", "PYTHONSAFEPATH")
+# What a build may see of the caller's shell: where programs, files, proxies and certificates are, and who asks. Flags
+# and compilers (CFLAGS, LDFLAGS, CC, CMAKE_ARGS, MAKEFLAGS …) change what is built, and nothing of the shell is in a
+# key: a tier's build_env names them.
+_OF_SHELL = re.compile(
+    r"PATH|HOME|USER|LOGNAME|TMPDIR|LD_LIBRARY_PATH|XDG_(?:CACHE|CONFIG|DATA)_HOME|XDG_CONFIG_DIRS|NETRC|SSH_AUTH_SOCK"
+    r"|(?:https?|all|no|HTTPS?|ALL|NO)_(?:proxy|PROXY)|SSL_CERT_FILE|SSL_CERT_DIR|SSL_CLIENT_CERT|CURL_CA_BUNDLE"
+    r"|REQUESTS_CA_BUNDLE|GIT_SSL_CAINFO|GIT_SSL_CAPATH|GIT_ASKPASS"
+    r"|GIT_CONFIG_(?:GLOBAL|SYSTEM|NOSYSTEM|COUNT|KEY_\d+|VALUE_\d+)"
+)
+# One language for messages; and times that zip can hold, the same in every build.
+_FIXED = {"LC_ALL": "C.UTF-8", "SOURCE_DATE_EPOCH": "315532800"}
 # Of uv's own variables only these pass: they say where packages and interpreters come from and how to get there. All
 # others can change what is installed (groups, overrides, dates, forms of packages), and nothing of that is in a key.
 # UV_CONFIG_FILE would set the project's own [tool.uv] aside; the user's and the system's uv.toml are read as ever.
@@ -187,9 +196,9 @@ def _run(argv: list[str], env: Mapping[str, str], cwd: Path | None = None) -> st
 
 
 def _callers() -> dict[str, str]:
-    """What of the caller's environment reaches uv and the interpreters."""
-    return {
+    """What of the caller's environment reaches uv, the interpreters and builds."""
+    return _FIXED | {
         name: value
         for name, value in os.environ.items()
-        if name not in _FOREIGN and (not name.startswith("UV_") or _OF_UV.fullmatch(name))
+        if (_OF_UV if name.startswith("UV_") else _OF_SHELL).fullmatch(name)
     }
