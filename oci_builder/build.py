@@ -20,10 +20,8 @@ from oci_builder.model.redact import redact, secret_values
 from oci_builder.model.settings import image_settings, timestamp
 from oci_builder.model.spec import Spec, load_spec
 from oci_builder.payload.cuda import stage_cuda
-from oci_builder.payload.fetch import fetch_sources
-from oci_builder.payload.runtime import Runtime, add_licences, assemble_runtime
-from oci_builder.payload.tiers import realize_tiers
-from oci_builder.payload.uv import Programs
+from oci_builder.payload.make import make_runtime
+from oci_builder.payload.runtime import Runtime, add_licences
 from oci_builder.rootfs.layers import WriteOptions, write_layer
 from oci_builder.rootfs.layers_assemble import InlineFile, assemble, place_files, place_tree, rewrite_parents
 from oci_builder.rootfs.layers_base import read_base
@@ -134,9 +132,7 @@ class _Build:
 
     def run(self) -> BuildResult:
         work = self.options.cache / "tiers"
-        here = fetch_sources(self.spec, work, self.emit)
-        tiers = realize_tiers(here, self.folder, work, self.emit, programs := Programs(work))
-        runtime = assemble_runtime(here, self.folder, work, tiers, self.options.jobs, self.emit, programs)
+        runtime = make_runtime(self.spec, self.folder, work, self.options.jobs, self.emit)
         outputs = Outputs(self.out, FILES, self.cache)
         folders = {**runtime.tiers, **{f"../{name}": path for name, path in runtime.trees.items()}}
         key = input_key(self.spec, self.folder, folders, self.codec.describe(), __version__)

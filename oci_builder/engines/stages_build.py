@@ -31,9 +31,7 @@ from oci_builder.model.gates import parse_gates
 from oci_builder.model.receipts import DOCKER, OCI, PORTABLE
 from oci_builder.model.report import Report
 from oci_builder.model.spec import Spec, load_spec
-from oci_builder.payload.runtime import assemble_runtime
-from oci_builder.payload.tiers import realize_tiers
-from oci_builder.payload.uv import Programs
+from oci_builder.payload.make import make_runtime
 from oci_builder.qualification import Rules
 from oci_builder.readiness import readiness
 from oci_builder.record import RecordRequest, record
@@ -49,13 +47,12 @@ def build_stage(request: Request, emit: Emit) -> Outcome:
     """The environments, and the runtime that they come together in; both stay in the cache for ``package``.
 
     Raises:
-        OciBuilderError: what ``realize_tiers`` and ``assemble_runtime`` raise.
+        OciBuilderError: what ``make_runtime`` raises.
     """
     path = Path(request.spec)
     spec, folder, work = load_spec(path), path.absolute().parent, Path(request.cache) / "tiers"
     probe_hard_links(Path(request.cache))
-    tiers = realize_tiers(spec, folder, work, emit, programs := Programs(work))
-    runtime = assemble_runtime(spec, folder, work, tiers, jobs(request), emit, programs)
+    runtime = make_runtime(spec, folder, work, jobs(request), emit)
     notes = [f"tier {name}: {place}" for name, place in runtime.tiers.items()]
     notes += [f"{name}: {place}" for name, place in runtime.trees.items()]
     return Outcome({name: digest_of(data) for name, data in runtime.files.items()}, notes=tuple(notes))
