@@ -14,7 +14,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
     ConfigDict,
     Discriminator,
@@ -32,7 +31,9 @@ from oci_builder.model.env import is_hollow
 from oci_builder.model.errors import OciBuilderError, SpecError, show
 from oci_builder.model.jsontext import dump_json, load_json
 from oci_builder.model.limits import Limits
+from oci_builder.model.speccuda import Cuda
 from oci_builder.model.specvalues import (
+    SpecModel,
     check_git_url,
     check_inside,
     check_patterns,
@@ -57,12 +58,6 @@ _PATTERNS = {
     TAG_PATTERN: "must be 1 to 128 of A-Z a-z 0-9 . _ -, and not begin with . or -",
     TIER_PATTERN: "must be 1 to 63 of a-z 0-9 . _ -, and begin with a letter or digit",
 }
-
-
-class SpecModel(BaseModel):
-    """Base of all spec objects: immutable, no unknown keys."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 DigestField = Annotated[
@@ -215,33 +210,6 @@ Tier = Annotated[
         custom_error_message="a tier has exactly one of the keys " + ", ".join(_TIERS),
     ),
 ]
-
-
-# What compiling at run time takes (nvcc, NVRTC and the headers of both), without the static and device-side libraries.
-# CUDA's own packages keep the files below targets/, wheels do not; the names through the toolkit's links count too.
-CUDA_FILES = (
-    "bin/nvcc", "bin/nvcc.profile", "bin/ptxas", "bin/fatbinary", "bin/cudafe++", "bin/nvlink", "bin/cuobjdump",
-    "bin/nvdisasm", "bin/crt/*", "bin/__nvcc_device_query", "nvvm/*", "include/*", "lib64/libcudart*",
-    "lib64/libcudadevrt.a", "lib64/libnvrtc.*", "lib64/libnvrtc-builtins.*", "lib64/stubs/libcuda.so*",
-    "lib64/stubs/libnvrtc.so", "lib64/stubs/libnvidia-ml.so*", "version.json", "EULA.txt", "LICENSE",
-)  # fmt: skip
-
-
-def _image_path(value: str) -> str:
-    if not value.startswith("/") or not value.strip("/") or {".", ".."} & set(value.split("/")) or "\0" in value:
-        raise ValueError("must be an absolute path below /, without . or ..")
-    return value
-
-
-class Cuda(SpecModel):
-    """The part of the base's CUDA toolkit that the portable archive brings along."""
-
-    from_: Annotated[StrictStr, AfterValidator(_image_path)] = Field(
-        default="/usr/local/cuda", alias="from", description="the toolkit's folder in the base, or a link to it"
-    )
-    include: tuple[StrictStr, ...] = Field(
-        default=CUDA_FILES, min_length=1, description="patterns of paths below it; * matches slashes too"
-    )
 
 
 class Compression(SpecModel):

@@ -7,6 +7,8 @@ import re
 import stat
 from pathlib import Path
 
+from pydantic import BaseModel, ConfigDict
+
 from oci_builder.model.errors import SpecError, show
 
 _COMPONENT = 255
@@ -23,6 +25,12 @@ _GIT = re.compile(
 )
 # A spec is written by hand; what is larger is something else.
 _MOST = 16 << 20
+
+
+class SpecModel(BaseModel):
+    """Base of all spec objects: immutable, no unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 def check_prefix(value: str) -> str:

@@ -16,7 +16,8 @@ from oci_builder.model.events import Emit, Event, silent
 from oci_builder.model.image import Layer
 from oci_builder.model.jsontext import dump_json
 from oci_builder.model.limits import DEFAULT_LIMITS, Limits
-from oci_builder.model.spec import Cuda, Spec
+from oci_builder.model.spec import Spec
+from oci_builder.model.speccuda import Cuda
 from oci_builder.payload.base_files import extract_files
 from oci_builder.payload.python import settle_copy
 from oci_builder.rootfs.layers_assemble import follow
