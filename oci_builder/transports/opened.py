@@ -13,10 +13,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from oci_builder.judge.contents import Member, link_target
+from oci_builder.judge.contents import MOST_KEPT, Member, link_target
 from oci_builder.judge.options import JudgeOptions
 from oci_builder.judge.path import is_folder, layout_members, open_member
-from oci_builder.judge.survey import sight, survey
+from oci_builder.judge.survey import sight, sight_layer, survey
 from oci_builder.model.errors import FormatError, PolicyError, show
 from oci_builder.model.limits import DEFAULT_LIMITS, Limits
 from oci_builder.model.report import Finding
@@ -76,6 +76,7 @@ class ImageFile:
         self.parts = Parts(path.name)
         self.members: dict[str, Member] = {}
         self.files = ExitStack()
+        self._kept = 0
         self._judging = JudgeOptions(
             platform=self.options.platform, image=self.options.image, limits=self.options.limits, threads=1
         )
@@ -123,7 +124,11 @@ class ImageFile:
         """Take a member and where it lies."""
         self.parts.ranges[name] = place
         read = place.pread
-        self.members[name] = sight(name, place.size, read(64, 0), lambda: read(place.size, 0), self._judging)
+        if self._kept + place.size > MOST_KEPT:
+            self.members[name] = sight_layer(name, place.size, read(64, 0))
+            return
+        seen = self.members[name] = sight(name, place.size, read(64, 0), lambda: read(place.size, 0), self._judging)
+        self._kept += len(seen.data or b"")
 
     def unusual(self, code: str, message: str) -> None:
         """Take a warning of the archive's own tar: what stands between members may not be anything."""
