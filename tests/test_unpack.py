@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from oci_builder.model.errors import OciBuilderError
+from oci_builder.model.errors import ConflictError, OciBuilderError
 from oci_builder.model.limits import Limits
 from oci_builder.unpack import UnpackOptions, unpack_image
 from tests.lab import tarlang as t
@@ -325,3 +325,12 @@ def test_the_report(tmp_path: Path) -> None:
     assert done["summary"] == {"layers": 1, "entries": 2, "bytes": 5, "file": 1, "symlink": 1}
     assert [w["code"] for w in done["warnings"]] == ["path.absolute"]
     assert done["config"] == "sha256:" + sha(lab.blobs()[1])
+
+
+def test_a_link_to_nothing_is_no_destination(tmp_path: Path) -> None:
+    """What it points at is not made behind the user's back."""
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    archive = write(tmp_path / "a.tar", Lab().oci())
+    with pytest.raises(ConflictError) as error:
+        unpack_image(archive, tmp_path / "link")
+    assert error.value.code == "unpack.not_empty" and not (tmp_path / "nowhere").exists()

@@ -105,7 +105,8 @@ class RootFS(Document):
     """The layers' diff_ids, lowest first (config.md)."""
 
     type: StrictStr
-    diff_ids: tuple[DigestField, ...]
+    # Docker writes none for an image without layers.
+    diff_ids: Annotated[tuple[DigestField, ...], BeforeValidator(lambda value: () if value is None else value)] = ()
 
 
 class History(Document):

@@ -110,7 +110,8 @@ def disk_error(error: OSError, doing: str) -> TransportError:
 
     Codes: ``io.space`` (disk or quota full), ``io.readonly`` (no permission, read-only), ``io.error`` (all others).
     """
-    place = f" {show(str(error.filename))}" if error.filename is not None else ""
+    name = error.filename
+    place = "" if name is None else f" {show(name if isinstance(name, bytes) else str(name))}"
     code = disk_code(error)
     if code == "io.space":
         return TransportError(code, f"{doing}{place}: the disk is full; free space, then run again", where=doing)

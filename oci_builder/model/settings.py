@@ -51,12 +51,12 @@ def image_settings(
 
 
 def merge_env(base: list[str], ours: tuple[str, ...]) -> list[str]:
-    """Variables in order, ours in place of the base's of the same name.
+    """Variables in order, ours in place of the base's of the same name; what has no equals sign sets nothing and goes.
 
-    >>> merge_env(["A=1", "B=2"], ("B=3", "C=4"))
+    >>> merge_env(["A=1", "B=2", "D"], ("B=3", "C=4"))
     ['A=1', 'B=3', 'C=4']
     """
-    values = {item.partition("=")[0]: item for item in base}
+    values = {item.partition("=")[0]: item for item in base if "=" in item}
     values.update({item.partition("=")[0]: item for item in ours})
     return list(values.values())
 

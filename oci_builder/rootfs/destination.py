@@ -36,6 +36,8 @@ class Destination:
     """
 
     def __init__(self, folder: Path) -> None:
+        self._given = folder
+        self._dangling = folder.is_symlink() and not folder.exists()
         self.folder = Path(os.path.realpath(folder))
         self.fd = -1
         self._parent = -1
@@ -69,6 +71,11 @@ class Destination:
             self._begin(self.folder)
 
     def _require_empty(self) -> None:
+        if self._dangling:
+            raise ConflictError(
+                "unpack.not_empty", f"{show(str(self._given))} is a link to nothing; name the folder itself",
+                where=str(self._given),
+            )  # fmt: skip
         try:
             found = os.listdir(os.fsencode(self.folder))
         except FileNotFoundError:

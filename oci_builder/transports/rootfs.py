@@ -20,7 +20,7 @@ from oci_builder.judge.treelog import judge_tree
 from oci_builder.model import media
 from oci_builder.model.digest import Digest
 from oci_builder.model.documents import Descriptor
-from oci_builder.model.errors import FormatError, OciBuilderError, SpecError, show
+from oci_builder.model.errors import FormatError, OciBuilderError, PolicyError, SpecError, show
 from oci_builder.model.events import Emit, Event, silent
 from oci_builder.model.image import Image, Layer
 from oci_builder.model.jsontext import dump_json
@@ -29,8 +29,10 @@ from oci_builder.rootfs.layers import LayerStore, WriteOptions, write_layer
 from oci_builder.rootfs.layers_assemble import assemble, place_tree
 from oci_builder.rootfs.layers_plan import Normal
 from oci_builder.rootfs.scan import ScanPolicy, changed, input_failure, scan_tree
+from oci_builder.rootfs.whiteout import hidden_by
 from oci_builder.wire.compress import BLOCK, Compression, encode_layer, sniff
 from oci_builder.wire.source import FileRange
+from oci_builder.wire.tar import TarEntry, TarReader
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 SETTINGS = {"architecture": "amd64", "os": "linux", "config": {"Env": [f"PATH={PATH}"]}}
@@ -162,7 +164,7 @@ class _TarLayer:
                 yield chunk
 
         findings = Findings(self.where)
-        options = JudgeOptions(limits=self.limits, threads=self.write.threads)
+        options = JudgeOptions(limits=self.limits, threads=self.write.threads, entries=self._refuse_whiteout)
         with Hashers() as hashers:
             facts = read_layer(tap(), self.where, options, hashers, hashers.new("blob"))
         for problem in facts.problems:
@@ -177,6 +179,12 @@ class _TarLayer:
         if facts.diff_id is None:
             raise AssertionError("a layer without problems was read to its end")
         return facts.diff_id, facts.tar_size
+
+    def _refuse_whiteout(self, _member: str, entry: TarEntry, _tar: TarReader) -> None:
+        """A root hides nothing of what is below it; a file of such a name would vanish, and another with it (C4-13)."""
+        if hidden_by(entry, self.where) is not None:
+            place = f"{self.where}: {show(entry.name)}"
+            raise PolicyError("entry.whiteout", f"{place}: a whiteout's name in a root file system", where=place)
 
     def _warn(self, code: str, message: str) -> None:
         self.emit(Event("warning", f"base {self.path.name}", message=f"[{code}] {message}"))

@@ -139,7 +139,7 @@ ROWS: dict[str, tuple[str, str]] = {
     "C12-05": ("Images whose folders lead out of them.", "chroot/test_hostile"),
     "C12-06": ("Checks that hang, multiply, flood or die.", "chroot/test_process"),
     "C12-08": ("A receipt is never written twice and speaks of one archive.", "release/test_release_gates release/test_release_signing"),
-    "C12-09": ("The Dockerfile says what the spec says.", ""),
+    "C12-09": ("The Dockerfile says what the spec says.", "test_dockerfile"),
     "C12-10": ("No import against the direction.", "test_imports"),
     "C12-12": ("Mutated inputs of all kinds: only our errors, in bounds.", "fuzz/test_fuzz_mutations fuzz/test_fuzz_atheris"),
     "C12-13": ("Signatures: changed, truncated, foreign, more than one.", "release/test_release_signing"),

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from oci_builder.model.errors import OciBuilderError
+from oci_builder.model.errors import OciBuilderError, PolicyError
 from oci_builder.model.limits import Limits
 from oci_builder.rootfs.layers import WriteOptions
 from oci_builder.rootfs.layers_base import read_base
@@ -21,6 +21,7 @@ from oci_builder.store.blobs import DirStore
 from oci_builder.store.cache import BuildCache
 from oci_builder.transports.rootfs import RootfsOptions, load_rootfs
 from oci_builder.wire.compress import Codec
+from tests.lab import tarlang as t
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
@@ -172,3 +173,12 @@ def test_a_base_is_read_once(root: Path, store: DirStore) -> None:
     assert events == ["start", "done"]
     assert read_base(image.layers, store, emit=lambda event: events.append(event.kind)) == tree
     assert events == ["start", "done"]
+
+
+def test_c4_13_a_whiteouts_name_in_a_tar_is_refused(tmp_path: Path, store: DirStore) -> None:
+    """It would vanish from the image, and what it hides with it; in a folder it is refused as well."""
+    tar = tmp_path / "root.tar"
+    tar.write_bytes(t.tar(t.file(b"x", b"1"), t.file(b"etc/.wh.x")))
+    with pytest.raises(PolicyError) as error:
+        load_rootfs(tar, store)
+    assert error.value.code == "entry.whiteout"
