@@ -12,7 +12,7 @@ from oci_builder.model.documents import Descriptor
 from oci_builder.model.errors import IntegrityError, SpecError
 from oci_builder.model.events import Emit, silent
 from oci_builder.model.receipts import OCI, Check
-from oci_builder.release.attach import RECEIPT_ARTIFACT, Artifact, artifacts, attach
+from oci_builder.release.attach import DSSE, RECEIPT_ARTIFACT, Artifact, artifact_of, artifacts, attach
 from oci_builder.release.delivery import Publication, delivery_receipt, keep, refuse_secrets, require_trusted
 from oci_builder.release.folder import QUALIFICATION
 from oci_builder.release.host import stamp, utc_now
@@ -87,7 +87,7 @@ def publish_registry(
             named = {**subjects, target.name: manifest.hex}
             name, envelope = delivery_receipt(what, named, checks, details, started)
             receipt = keep(what, name, envelope, utc_now())
-            last = [Artifact(RECEIPT_ARTIFACT, "application/vnd.dsse.envelope.v1+json", {name: envelope})]
+            last = [artifact_of(RECEIPT_ARTIFACT, DSSE, name, envelope)]
             last += [a for a in artifacts(what.folder) if QUALIFICATION in a.files]
             pushed += attach(registry, _plain(subject), last, emit)
     return RegistryDelivery(f"{target.name}@{manifest}", manifest, pushed, receipt)

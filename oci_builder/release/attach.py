@@ -22,7 +22,7 @@ SBOM_TYPE = "application/vnd.cyclonedx+json"
 RECEIPT_ARTIFACT = "application/vnd.oci-builder.receipt.v1"
 PROVENANCE_ARTIFACT = "application/vnd.oci-builder.provenance.v1"
 QUALIFICATION_ARTIFACT = "application/vnd.oci-builder.qualification.v1+json"
-_DSSE = "application/vnd.dsse.envelope.v1+json"
+DSSE = "application/vnd.dsse.envelope.v1+json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +55,8 @@ def artifacts(folder: ReleaseFolder) -> tuple[Artifact, ...]:
         TransportError: ``io.*``.
     """
     found = [_one(path.name, folder, SBOM_TYPE, SBOM_TYPE) for path in sorted(folder.root.glob("*.cdx.json"))]
-    found += [_one(p.name, folder, PROVENANCE_ARTIFACT, _DSSE) for p in sorted(folder.root.glob("provenance*.json"))]
-    found += [Artifact(RECEIPT_ARTIFACT, _DSSE, {name: data}) for name, data in folder.envelopes().items()]
+    found += [_one(p.name, folder, PROVENANCE_ARTIFACT, DSSE) for p in sorted(folder.root.glob("provenance*.json"))]
+    found += [artifact_of(RECEIPT_ARTIFACT, DSSE, name, data) for name, data in folder.envelopes().items()]
     if (folder.root / QUALIFICATION).is_file():
         found.append(_one(QUALIFICATION, folder, QUALIFICATION_ARTIFACT, "application/json"))
     return tuple(found)
@@ -64,7 +64,12 @@ def artifacts(folder: ReleaseFolder) -> tuple[Artifact, ...]:
 
 def _one(name: str, folder: ReleaseFolder, kind: str, media_type: str) -> Artifact:
     # An SBOM of a large environment is larger than the bound for image documents.
-    return Artifact(kind, media_type, {name: read_file(folder.root / name, 16 * DEFAULT_LIMITS.document)})
+    return artifact_of(kind, media_type, name, read_file(folder.root / name, 16 * DEFAULT_LIMITS.document))
+
+
+def artifact_of(kind: str, media_type: str, name: str, data: bytes) -> Artifact:
+    """One file as an artifact; the listing of referrers shows its name, for several have the same type."""
+    return Artifact(kind, media_type, {name: data}, {"org.opencontainers.image.title": name})
 
 
 def attach(
@@ -106,4 +111,4 @@ def _compare(sent: Mapping[str, bytes], got: Mapping[str, bytes], digest: Digest
             )  # fmt: skip
 
 
-__all__ = ["Artifact", "Registry", "artifacts", "attach"]
+__all__ = ["DSSE", "Artifact", "Registry", "artifact_of", "artifacts", "attach"]

@@ -6,15 +6,18 @@ image-spec manifest.md, "Guidelines for Artifact Usage".
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
+from urllib.parse import urljoin
 
 from oci_builder.model import media
 from oci_builder.model.digest import Digest
 from oci_builder.model.documents import Descriptor, Index, Manifest, parse_document
 from oci_builder.model.errors import FormatError, IntegrityError, PolicyError
 from oci_builder.model.events import Emit, silent
-from oci_builder.model.jsontext import dump_json
+from oci_builder.model.jsontext import dump_json, load_json
 from oci_builder.transports.registry import RegistryClient
 from oci_builder.transports.registry_manifests import ACCEPT, get_manifest
 from oci_builder.transports.registry_push import upload_blob, upload_manifest
@@ -22,6 +25,10 @@ from oci_builder.transports.registry_push import upload_blob, upload_manifest
 TITLE = "org.opencontainers.image.title"
 _EMPTY = b"{}"
 _TRIES = 5
+# Of the listing: many more than anybody attaches.
+_PAGES = 100
+# RFC 8288; a registry's next page is the only relation that it gives.
+_NEXT = re.compile(r"<(?P<url>[^>]*)>\s*;[^,]*\brel=\"?next\b")
 
 
 class ArtifactLike(Protocol):
@@ -82,14 +89,23 @@ class ArtifactRegistry:
         """Manifests that refer to ``subject``.
 
         Raises:
-            FormatError: ``json.*``, ``media.*``. TransportError: ``http.*``, ``auth``.
+            FormatError: ``json.*``, ``media.*``. TransportError: ``http.*``, ``auth``. PolicyError: ``limit.document``:
+                pages without end.
         """
-        response = self._client.open("GET", f"referrers/{subject}", {"Accept": media.OCI_INDEX})
-        # An old registry knows no such path, and says so in one of these ways.
-        with self._client.expect(response, 200, 400, 404, 405) as answer:
-            if answer.status == 200:
-                return self._index(answer.read(self._client.options.limits.document), subject).manifests
-        return self._tagged(subject)
+        found: list[Descriptor] = []
+        place = f"referrers/{subject}"
+        for _ in range(_PAGES):
+            response = self._client.open("GET", place, {"Accept": media.OCI_INDEX})
+            # An old registry knows no such path, and says so in one of these ways.
+            with self._client.expect(response, *((200,) if found else (200, 400, 404, 405))) as answer:
+                if answer.status != 200:
+                    return self._index(self._tagged(subject), subject).manifests
+                found += self._index(answer.read(self._client.options.limits.document), subject).manifests
+                following = _NEXT.search(answer.headers.get("Link") or "")
+                if following is None:
+                    return found
+                place = urljoin(answer.url or self._client.url(""), following["url"])
+        raise PolicyError("limit.document", f"referrers of {subject}: more than {_PAGES} pages", where=subject)
 
     def pull_artifact(self, digest: Digest) -> Mapping[str, bytes]:
         """An artifact's files by their title, each verified.
@@ -140,29 +156,30 @@ class ArtifactRegistry:
     def _add_to_tag(self, subject: Digest, entry: Descriptor) -> None:
         """Read, add, write, read again: another writer may have been between, so until ours stays."""
         for _ in range(_TRIES):
-            known = self._tagged(subject)
-            if any(d.digest == entry.digest for d in known):
+            data = self._tagged(subject)
+            if self._lists(data, subject, entry):
                 return
-            index = {
-                "schemaVersion": 2, "mediaType": media.OCI_INDEX,
-                "manifests": [d.to_json() for d in (*known, entry)],
-            }  # fmt: skip
-            try:
+            # Whatever others put there stays as they wrote it, keys that we do not know included.
+            index = load_json(data, f"referrers of {subject}", self._client.options.limits)
+            index["manifests"].append(entry.to_json())
+            with suppress(IntegrityError):  # somebody wrote it in the same moment
                 upload_manifest(self._client, dump_json(index), media.OCI_INDEX, _tag(subject))
-            except IntegrityError:
-                continue
-        if not any(d.digest == entry.digest for d in self._tagged(subject)):
+        if not self._lists(self._tagged(subject), subject, entry):
             raise IntegrityError(
                 "registry.referrer", f"{entry.digest} does not stay in the index {_tag(subject)}", where=subject,
                 expected=entry.digest,
             )  # fmt: skip
 
-    def _tagged(self, subject: Digest) -> tuple[Descriptor, ...]:
+    def _tagged(self, subject: Digest) -> bytes:
+        """The fallback tag's index as it is, or an empty one."""
         response = self._client.open("GET", f"manifests/{_tag(subject)}", {"Accept": ACCEPT})
         with self._client.expect(response, 200, 404) as answer:
             if answer.status == 404:
-                return ()
-            return self._index(answer.read(self._client.options.limits.document), subject).manifests
+                return dump_json({"schemaVersion": 2, "mediaType": media.OCI_INDEX, "manifests": []})
+            return answer.read(self._client.options.limits.document)
+
+    def _lists(self, data: bytes, subject: Digest, entry: Descriptor) -> bool:
+        return any(d.digest == entry.digest for d in self._index(data, subject).manifests)
 
     def _index(self, data: bytes, subject: Digest) -> Index:
         return parse_document(Index, data, f"referrers of {subject}", self._client.options.limits)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import replace
@@ -101,6 +102,13 @@ def test_the_fallback_tag_lists_them_where_there_is_no_api(
         index = json.load(answer)
     assert {m["digest"] for m in index["manifests"]} == set(done.referrers)
     assert all(m["artifactType"] for m in index["manifests"])
+    titles = {m["annotations"]["org.opencontainers.image.title"]: m["digest"] for m in index["manifests"]}
+    assert {"a.cdx.json", "image.cdx.json", "provenance.json", done.receipt.name} <= titles.keys()
+    if shutil.which("skopeo"):
+        command = ["skopeo", "inspect", "--raw", "--tls-verify=false"]
+        place = f"docker://{name.rpartition(':')[0]}@{titles['image.cdx.json']}"
+        raw = json.loads(subprocess.run([*command, place], capture_output=True, check=True).stdout)
+        assert (raw["artifactType"], raw["subject"]["digest"]) == (SBOM_TYPE, done.manifest)
 
 
 def test_the_verdict_follows_the_delivery_and_is_attached(name: str, release: Publication) -> None:
