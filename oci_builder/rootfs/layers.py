@@ -31,7 +31,6 @@ from oci_builder.rootfs.layers_plan import LayerPlan
 from oci_builder.wire.compress import Codec, EncodedLayer, Options, decode_chunks, encode_layer
 from oci_builder.wire.compress.codecs import crc32
 from oci_builder.wire.source import FileRange
-from oci_builder.wire.tar import encode_header
 
 __all__ = ["LayerCache", "LayerStore", "WriteOptions", "layer_blocks", "write_layer"]
 
@@ -282,7 +281,7 @@ def inflates_to(member: bytes, block: bytes, codec: Codec) -> bool:
 
 
 def layer_keys(plan: LayerPlan, about: bytes) -> tuple[bytes | None, bytes]:
-    """Cache keys of a layer: by all headers and the identity of all content, and by headers and exact times alone.
+    """Cache keys of a layer: by all entries and the identity of all content, and by entries and exact times alone.
 
     The second one survives linking files anew, and a file that was written to has another. The
     first is None when a file was too fresh at the scan for its times to vouch for it.
@@ -290,9 +289,9 @@ def layer_keys(plan: LayerPlan, about: bytes) -> tuple[bytes | None, bytes]:
     exact, shape = hashlib.sha256(b"exact" + about), hashlib.sha256(b"shape" + about)
     settled = True
     for item in plan.items:
-        header = encode_header(item.entry)
-        shape.update(header)
-        exact.update(header)
+        facts = item.facts
+        shape.update(facts)
+        exact.update(facts)
         if item.carries:
             identity = item.identity
             if item.data is not None:

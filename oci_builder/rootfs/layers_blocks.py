@@ -17,8 +17,8 @@ from oci_builder.rootfs.scan_content import check_unchanged, open_source
 from oci_builder.wire.compress import BLOCK
 from oci_builder.wire.tar import END_OF_ARCHIVE, encode_header, padding
 
-# Part of every cache key: change it whenever the rule below changes.
-RULE = b"blocks 1"
+# Part of every cache key: change it whenever the rule below changes, or what header an entry has.
+RULE = b"blocks 2"
 # A run of small entries may end, once it is this long, before a name whose checksum says so: one in RESYNC names.
 _ENOUGH = BLOCK // 4
 _RESYNC = 64

@@ -6,6 +6,7 @@ stays well under the memory limit.
 
 from __future__ import annotations
 
+import marshal
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
@@ -14,7 +15,7 @@ from oci_builder.model.errors import PolicyError, SpecError, show
 from oci_builder.model.limits import DEFAULT_LIMITS, Limits
 from oci_builder.rootfs.scan import SourceEntry
 from oci_builder.rootfs.scan_fingerprint import SETTLE_NS
-from oci_builder.wire.tar import Kind, TarEntry
+from oci_builder.wire.tar import NO_XATTRS, Kind, TarEntry
 
 _SECOND = 1_000_000_000
 
@@ -110,19 +111,30 @@ class PlannedEntry:
     @property
     def entry(self) -> TarEntry:
         """Its tar entry, normalised."""
-        source, normal = self.source, self.origin.normal
-        link = self.target.name if self.target is not None else source.link
+        source, normal, target = self.source, self.origin.normal, self.target
+        # By position: a plan of 300,000 entries makes twice as many of these.
         return TarEntry(
-            name=self.name,
-            kind=Kind.HARDLINK if self.target is not None else source.kind,
-            size=self.carries,
-            mode=source.mode,
-            uid=source.uid if normal.uid is None else normal.uid,
-            gid=source.gid if normal.gid is None else normal.gid,
-            mtime_ns=normal.seconds(source.mtime_ns) * _SECOND,
-            link=link,
-            xattrs=dict(source.xattrs),
-        )
+            self.name, source.kind if target is None else Kind.HARDLINK, self.carries, source.mode,
+            source.uid if normal.uid is None else normal.uid,
+            source.gid if normal.gid is None else normal.gid,
+            normal.seconds(source.mtime_ns) * _SECOND, source.link if target is None else target.name,
+            0, 0, dict(source.xattrs) if source.xattrs else NO_XATTRS,
+        )  # fmt: skip
+
+    @property
+    def facts(self) -> bytes:
+        """All that its header is made of, other bytes for each value: names it at a fifth of what the header costs."""
+        source, normal, target = self.source, self.origin.normal, self.target
+        # Bytes and numbers only: how a string is written depends on whether it was interned.
+        return marshal.dumps(
+            (
+                self.name, None if target is None else target.name, source.kind.value.encode(), source.mode,
+                source.uid if normal.uid is None else normal.uid,
+                source.gid if normal.gid is None else normal.gid,
+                self.carries, normal.seconds(source.mtime_ns), source.link, source.xattrs,
+            ),
+            2,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 # without any of its times telling (git's "racy clean" entries).
 SETTLE_NS = 20_000_000
 
-Facts = tuple[str, int, int, int, int, int, int, int, int, int]
+Facts = tuple[bytes, int, int, int, int, int, int, int, int, int]
 
 
 def identity(root: bytes, exclude: Sequence[str] = ()) -> str:
@@ -42,8 +42,9 @@ def _walk(root: bytes, exclude: Sequence[str]) -> tuple[str, int]:
     """The digest and the newest ctime in nanoseconds."""
     digest = hashlib.sha256()
     top = os.lstat(root)
-    # marshal: every value has bytes of its own, at a fifth of what formatting costs; version 2 has no back references.
-    digest.update(marshal.dumps(_facts("", top), 2))
+    # marshal gives every value bytes of its own at a fifth of what formatting costs (no strings: whether one was
+    # interned shows; version 2: no back references).
+    digest.update(marshal.dumps(_facts(b"", top), 2))
     newest = top.st_ctime_ns
     root = root.rstrip(b"/")
     above = len(root) + 1
@@ -71,18 +72,19 @@ def _folder(place: bytes, above: int, exclude: Sequence[str]) -> tuple[list[Fact
     try:
         with os.scandir(descriptor) as found:
             for child in found:
-                if exclude and _excluded(os.fsdecode((place + b"/" + os.fsencode(child.name))[above:]), exclude):
+                name = os.fsencode(child.name)
+                if exclude and _excluded(os.fsdecode((place + b"/" + name)[above:]), exclude):
                     continue
                 status = child.stat(follow_symlinks=False)
-                rows.append(_facts(child.name, status))
+                rows.append(_facts(name, status))
                 if stat.S_ISDIR(status.st_mode):
-                    folders.append(place + b"/" + os.fsencode(child.name))
+                    folders.append(place + b"/" + name)
     finally:
         os.close(descriptor)
     return rows, folders
 
 
-def _facts(name: str, s: os.stat_result) -> Facts:
+def _facts(name: bytes, s: os.stat_result) -> Facts:
     """All that tells of a change; writing to a file, its attributes or its name's link sets ctime, which comes last."""
     return (
         name, s.st_mode, s.st_uid, s.st_gid, s.st_size, s.st_ino, s.st_dev, s.st_nlink, s.st_mtime_ns, s.st_ctime_ns

@@ -8,7 +8,7 @@ import shutil
 import sqlite3
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -17,10 +17,12 @@ from rootfs_trees import fill, plan_of, settle
 from oci_builder.model.image import Layer
 from oci_builder.rootfs import layers_blocks
 from oci_builder.rootfs.layers import WriteOptions, write_layer
-from oci_builder.rootfs.layers_plan import LayerPlan
+from oci_builder.rootfs.layers_plan import LayerPlan, Normal, Origin, PlannedEntry
+from oci_builder.rootfs.scan import SourceEntry
 from oci_builder.store.blobs import DirStore
 from oci_builder.store.cache import BuildCache
 from oci_builder.wire.compress import BLOCK, Codec
+from oci_builder.wire.tar import Kind, encode_header
 
 
 @dataclass
@@ -302,3 +304,26 @@ def test_two_builds_share_one_store_and_cache(tmp_path: Path) -> None:
     assert len(results) == 4
     assert len({layer.descriptor.digest for layer in results}) == 1
     assert not list((tmp_path / "store/ingest").iterdir())
+
+
+LARGE = 1 << 41
+VARIANTS = [
+    {}, {"path": b"b"}, {"kind": Kind.DIR}, {"mode": 0o755}, {"uid": 7}, {"gid": 7}, {"size": 3}, {"size": LARGE},
+    {"mtime_ns": 4_000_000_000}, {"kind": Kind.SYMLINK, "link": b"b"}, {"kind": Kind.SYMLINK, "link": b"c"},
+    {"xattrs": ((b"user.a", b"1"),)}, {"xattrs": ((b"user.a", b"2"),)}, {"path": b"\xff" * 300}, {"uid": 1 << 31},
+]  # fmt: skip
+
+
+def test_the_facts_of_entries_differ_exactly_where_their_headers_do() -> None:
+    """They stand for the headers in a layer's cache key."""
+    whole = Normal(1 << 33, None, None)
+    first = SourceEntry(b"a", Kind.FILE, 0o644, 0, 0, 1, 1, 1, 1, 1, 1)
+    entries = [PlannedEntry(Origin(b"/r", b"p", whole), replace(first, **variant)) for variant in VARIANTS]  # type: ignore[arg-type]
+    entries.append(PlannedEntry(Origin(b"/r", b"q", whole), first))
+    entries += [PlannedEntry(Origin(b"/r", b"p", whole), replace(first, path=b"z"), target=t) for t in entries[:2]]
+    for one in entries:
+        # What no header says is in no facts either: the folder on disk, when it was read, inode and times.
+        twin = replace(one.source, ctime_ns=9, mtime_ns=one.source.mtime_ns + 1, dev=9, ino=9, nlink=9)
+        moved = PlannedEntry(replace(one.origin, root=b"/elsewhere"), twin, target=one.target)
+        assert (moved.facts, encode_header(moved.entry)) == (one.facts, encode_header(one.entry))
+    assert len({entry.facts for entry in entries}) == len({encode_header(e.entry) for e in entries}) == len(entries)

@@ -1,6 +1,6 @@
 """The tar codec: a strict reader and a deterministic writer. Names are bytes throughout."""
 
-from oci_builder.wire.tar.entry import Kind, TarEntry, kept_xattr
+from oci_builder.wire.tar.entry import NO_XATTRS, Kind, TarEntry, kept_xattr
 from oci_builder.wire.tar.header import BLOCK, END_OF_ARCHIVE
 from oci_builder.wire.tar.keys import KeySet, name_key
 from oci_builder.wire.tar.ledger import FolderLedger, NameLedger, too_many_folders
@@ -11,6 +11,7 @@ from oci_builder.wire.tar.writer import encode_header, padding
 __all__ = [
     "BLOCK",
     "END_OF_ARCHIVE",
+    "NO_XATTRS",
     "FolderLedger",
     "KeySet",
     "Kind",

@@ -23,6 +23,9 @@ _MAX_8 = 0o7777777
 _MAX_12 = 0o77777777777
 _MAGIC = b"ustar\x0000" + bytes(64)
 _NO_DEVICE = b"0000000\x000000000\0"
+# What every header's checksum counts: the magic, and the checksum's own field as eight spaces.
+_ALWAYS = byte_sum(_MAGIC) + 8 * 32
+_NO_DEVICE_SUM = byte_sum(_NO_DEVICE)
 _PAX_NAME = b"PaxHeaders/entry"
 
 
@@ -82,9 +85,13 @@ def _block(
     name: bytes, prefix: bytes, mode: int, uid: int, gid: int, size: int, mtime: int, kind: bytes, link: bytes,
     major: int, minor: int,
 ) -> bytes:  # fmt: skip
-    head = name.ljust(100, b"\0") + b"%07o\0%07o\0%07o\0%011o\0%011o\0" % (mode, uid, gid, size, mtime)
-    middle = kind + link.ljust(100, b"\0") + _MAGIC
-    numbers = b"%07o\0%07o\0" % (major, minor) if major or minor else _NO_DEVICE
-    # The checksum field itself counts as eight spaces.
-    total = byte_sum(head) + byte_sum(middle) + byte_sum(numbers) + byte_sum(prefix) + 8 * 32
-    return b"%b%06o\0 %b%b%b" % (head, total, middle, numbers, prefix.ljust(167, b"\0"))
+    fields = b"%07o\0%07o\0%07o\0%011o\0%011o\0" % (mode, uid, gid, size, mtime)
+    numbers, total = _NO_DEVICE, _ALWAYS + _NO_DEVICE_SUM + byte_sum(name + fields + kind + link)
+    if prefix:
+        total += byte_sum(prefix)
+    if major or minor:
+        numbers = b"%07o\0%07o\0" % (major, minor)
+        total += byte_sum(numbers) - _NO_DEVICE_SUM
+    return b"%b%b%06o\0 %b%b%b%b%b" % (
+        name.ljust(100, b"\0"), fields, total, kind, link.ljust(100, b"\0"), _MAGIC, numbers, prefix.ljust(167, b"\0"),
+    )  # fmt: skip
