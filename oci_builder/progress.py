@@ -7,10 +7,10 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from oci_builder.model.events import Emit, Event
 from oci_builder.model.redact import redact, secret_values
@@ -27,7 +27,7 @@ def rendering(how: str = "auto", *, verbose: bool = False, stream: TextIO | None
         how: ``bars``, ``json``, ``none``, or ``auto``: bars on a terminal, else none. Warnings are always written.
         verbose: write notes too.
     """
-    out = stream or sys.stderr
+    out = cast(TextIO, _Tolerant(stream or sys.stderr))
     if how == "json":
         yield _hiding(_Json(out))
     elif how == "bars" or (how == "auto" and out.isatty()):
@@ -49,6 +49,25 @@ def _hiding(emit: Emit) -> Emit:
         emit(replace(event, task=hide(event.task), message=hide(event.message)))
 
     return passed_on
+
+
+class _Tolerant:
+    """A stream that may break: its reader is gone, or the disk of a log is full. The work that is told of goes on."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._out, name)
+
+    def write(self, text: str) -> int:
+        with suppress(OSError, ValueError):
+            return self._out.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError, ValueError):
+            self._out.flush()
 
 
 class _Json:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from oci_builder.cli import cli
+from oci_builder.cli.common import MOST_JOBS, default_jobs
 from tests.conftest import Built, small_tiers, write_spec
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -97,6 +98,23 @@ def test_a_full_standard_output_is_an_error(quick: Built) -> None:
         words = [*START, "inspect", str(quick.oci), "--json"]
         done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, cwd=ROOT)
     assert done.returncode not in (0, 1) and b"Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("progress", ["json", "bars", "none"])
+def test_progress_that_nobody_reads_any_more_is_no_error(quick: Built, tmp_path: Path, progress: str) -> None:
+    """The reader of standard error goes away, or the disk of a log is full: the work goes on, and its result is good."""
+    words = [*START, "verify", str(quick.oci), "--progress", progress, "-v", "--json", str(tmp_path / "report.json")]
+    read, write = os.pipe()
+    os.close(read)
+    for target in (write, os.open("/dev/full", os.O_WRONLY)):
+        done = subprocess.run(words, stdout=subprocess.PIPE, stderr=target, cwd=ROOT)
+        os.close(target)
+        assert done.returncode == 0 and json.loads((tmp_path / "report.json").read_bytes())["ok"]
+
+
+def test_a_machine_with_more_cpus_than_jobs_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(768)))
+    assert default_jobs() == MOST_JOBS
 
 
 def test_status_6_conflict(quick: Built, tmp_path: Path) -> None:

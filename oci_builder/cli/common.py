@@ -37,6 +37,7 @@ class _Place(click.Path):
 
 
 ARCHIVE = _Place(path_type=Path)
+MOST_JOBS = 256
 PROGRESS = click.Choice(["auto", "bars", "json", "none"])
 
 
@@ -144,8 +145,8 @@ def default_cache() -> Path:
 
 
 def default_jobs() -> int:
-    """The CPUs that this process may use."""
-    return len(os.sched_getaffinity(0))
+    """The CPUs that this process may use, as far as ``--jobs`` goes."""
+    return min(len(os.sched_getaffinity(0)), MOST_JOBS)
 
 
 def cache_option(function: F) -> F:

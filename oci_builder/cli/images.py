@@ -13,6 +13,7 @@ import click
 from oci_builder.cli.common import (
     ARCHIVE,
     IMAGE,
+    MOST_JOBS,
     PLATFORM,
     Settings,
     cache_option,
@@ -33,7 +34,9 @@ SPEC = click.option("--spec", "spec_path", type=ARCHIVE, default=None, help="Tak
 HELD_TO = click.option(
     "--spec", "spec_path", type=ARCHIVE, default=None, help="Hold the image to SPEC too, and take limits from it."
 )
-JOBS = click.option("--jobs", type=click.IntRange(1, 256), default=default_jobs, show_default="CPUs", help="Threads.")
+JOBS = click.option(
+    "--jobs", type=click.IntRange(1, MOST_JOBS), default=default_jobs, show_default="CPUs", help="Threads."
+)
 
 
 def human(size: float) -> str:
