@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import shlex
 import shutil
 import subprocess
 import sys
@@ -193,18 +194,32 @@ def test_completion_scripts(shell: str, mark: str, tmp_path: Path) -> None:
         subprocess.run([shell, "-n", str(tmp_path / "script")], check=True)
 
 
-def test_completion_knows_the_verbs(tmp_path: Path) -> None:
-    done = call(_OCI_BUILDER_COMPLETE="bash_complete", COMP_WORDS="oci-builder ver", COMP_CWORD="1")
-    assert "verify" in done.stdout.decode() or _installed_completion() == {"verify"}
+COMPLETE = """source {script}
+COMP_WORDS=({words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); _oci_builder_completion oci-builder
+echo "${{COMPREPLY[*]}}" """
 
 
-def _installed_completion() -> set[str]:
-    program = Path(sys.executable).with_name("oci-builder")
-    if not program.exists():
-        pytest.skip("the console script is not installed")
-    env = {**os.environ, "_OCI_BUILDER_COMPLETE": "bash_complete", "COMP_WORDS": "oci-builder ver", "COMP_CWORD": "1"}
-    out = subprocess.run([program], capture_output=True, env=env, check=True).stdout.decode()
-    return {line.split(",")[1] for line in out.splitlines()}
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("oci-builder ver", "verify"),
+        ("oci-builder receipt v", "verify"),
+        ("oci-builder verify --pro", "--profile --progress"),
+        ("oci-builder verify --profile ''", "foreign strict"),
+        ("oci-builder stage nccl", "nccl8 nccl8-u24"),
+    ],
+)
+def test_a_shell_completes(tmp_path: Path, words: str, found: str) -> None:
+    """bash sources the script, and its function asks the program as at a press of the tab key."""
+    (tmp_path / "script").write_bytes(call("completion", "bash").stdout)
+    program = tmp_path / "oci-builder"
+    program.write_text(f"#!/bin/sh\nexec {shlex.join(START)} \"$@\"\n")
+    program.chmod(0o755)
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    asked = COMPLETE.format(script=tmp_path / "script", words=words)
+    done = subprocess.run(["bash", "-c", asked], capture_output=True, text=True, env=env, timeout=60)
+    assert (done.stdout.strip(), done.stderr) == (found, "")
 
 
 @pytest.mark.parametrize("verb", sorted(cli.commands))

@@ -62,4 +62,4 @@ def main() -> None:
     ours = sys.argv[1 : sys.argv.index("--")] if "--" in sys.argv else sys.argv[1:]
     verbose = any(word in ("-v", "--verbose") for word in ours)
     with exit_statuses(verbose):
-        cli()
+        cli(prog_name="oci-builder")
