@@ -16,7 +16,9 @@ from oci_builder.model.events import Emit, Event
 from oci_builder.model.redact import redact, secret_values
 
 if TYPE_CHECKING:
-    from rich.progress import TaskID
+    from rich.progress import ProgressColumn, TaskID
+
+_NARROW = 76
 
 
 @contextmanager
@@ -99,14 +101,12 @@ class _Bars:
 
     def __init__(self, out: TextIO, verbose: bool) -> None:
         # Here, for a command without a terminal has no use for it and starts faster.
-        from rich import progress
         from rich.console import Console
+        from rich.progress import Progress
 
         self._verbose = verbose
-        self._progress = progress.Progress(
-            progress.TextColumn("{task.description:<34.34}"), progress.BarColumn(28), progress.DownloadColumn(),
-            progress.TransferSpeedColumn(), progress.TimeElapsedColumn(), console=Console(file=out), transient=False,
-        )  # fmt: skip
+        console = Console(file=out)
+        self._progress = Progress(*_columns(console.width), console=console, transient=False, expand=True)
         self._tasks: dict[str, TaskID] = {}
         self._lock = threading.Lock()
 
@@ -138,3 +138,22 @@ class _Bars:
         elif event.kind == "done":
             done = self._progress.tasks[self._progress.task_ids.index(task)].completed
             self._progress.update(task, total=done, completed=done)
+
+
+def _columns(width: int) -> list[ProgressColumn]:
+    """What fits into a line of a terminal, never wrapped: on a narrow one, a share in place of bytes and speed."""
+    from rich import progress
+    from rich.table import Column
+
+    def whole() -> Column:
+        return Column(no_wrap=True)
+
+    bar = progress.BarColumn(None, table_column=Column(ratio=1))
+    if width < _NARROW:
+        name = progress.TextColumn("{task.description:.20}", table_column=Column(no_wrap=True, ratio=2))
+        return [name, bar, progress.TaskProgressColumn(table_column=whole())]
+    return [
+        progress.TextColumn("{task.description:<30.30}", table_column=whole()), bar,
+        progress.DownloadColumn(table_column=whole()), progress.TransferSpeedColumn(table_column=whole()),
+        progress.TimeElapsedColumn(table_column=whole()),
+    ]  # fmt: skip
