@@ -60,6 +60,7 @@ def _umoci(tiers: dict[str, Path], work: Path) -> Run:
         total += run(["umoci", "insert", "--image", f"{layout}:t", path, f"{PREFIX}/{name}"])
     total += run(["skopeo", "copy", "-q", f"oci:{layout}:t", f"oci-archive:{work}/oci.tar:t"])
     total += run(["skopeo", "copy", "-q", f"oci:{layout}:t", f"docker-archive:{work}/docker.tar:bench:t1"])
+    shutil.rmtree(layout)  # the real tiers need some 20 GB for each step: nothing stays longer than it is read
     return total + run(["pigz", "-6", work / "docker.tar"])
 
 
