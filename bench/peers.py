@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.measure import NOTHING, Run, have, run, shell, size
+from bench.measure import NOTHING, Failed, Run, have, run, shell, size
 from bench.servers import dockerd
 
 PREFIX = "/opt/rt/envs"
@@ -49,6 +49,8 @@ def contestants(tiers: dict[str, Path], work: Path, words: list[str]) -> Iterato
             taken = way(tiers, folder)
             docker = folder / "docker.tar.gz"
             yield Result(name, taken, size(folder / "oci.tar"), size(docker) if docker.exists() else 0)
+        except Failed as failure:
+            print(f"  {name}: {failure}")
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 

@@ -79,7 +79,11 @@ def bench_build(b: Bench, peers: bool, words: list[str]) -> None:
     plain = sum(size(path) for path in b.tiers.values())
     b.rows["sizes"] = {"tiers as plain layers": plain, "image uncompressed": container["size"]["uncompressed"]}
     b.ratio("CPU over hashing and compressing once", taken.cpu / floor.cpu, "<= 1.3")
+    oci, docker = size(b.out / OCI), size(b.out / DOCKER)
     if peers:
+        # The largest peer needs five times the payload of disk; ours is made again for what comes after.
+        shutil.rmtree(b.out)
+        shutil.rmtree(b.cache)
         fastest = None
         for peer in contestants(b.tiers, b.work, words):
             b.row(f"peer: {peer.name}", peer.run, oci=peer.oci, docker=peer.docker)
@@ -87,8 +91,9 @@ def bench_build(b: Bench, peers: bool, words: list[str]) -> None:
             if peer.docker:
                 fastest = peer if fastest is None or peer.run.wall < fastest.run.wall else fastest
         if fastest:
-            b.ratio(f"size of oci.tar over {fastest.name}", size(b.out / OCI) / fastest.oci, "<= 1.05")
-            b.ratio(f"size of docker.tar.gz over {fastest.name}", size(b.out / DOCKER) / fastest.docker, "<= 1.05")
+            b.ratio(f"size of oci.tar over {fastest.name}", oci / fastest.oci, "<= 1.05")
+            b.ratio(f"size of docker.tar.gz over {fastest.name}", docker / fastest.docker, "<= 1.05")
+        b.build()
 
 
 def bench_rebuild(b: Bench) -> None:
