@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import shutil
 import tempfile
@@ -63,6 +64,27 @@ def test_reads_and_writes_that_do_less_than_asked_give_the_same_bytes(
     read, write = os.preadv, os.write
     monkeypatch.setattr(os, "preadv", lambda fd, views, at: read(fd, [views[0][:300_001]], at))
     monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[:100_003]))
+    assert written(source, tmp_path / "out") == expected(source)
+
+
+@pytest.mark.parametrize("refused", ["open", "write"])
+def test_where_the_page_cache_cannot_be_passed_by_the_bytes_are_the_same(
+    source: FileRange, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: str
+) -> None:
+    real_open, real_write = os.open, os.write
+
+    def open_(path: object, flags: int, *rest: int) -> int:
+        if refused == "open" and flags & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "no such flag here")
+        return real_open(path, flags, *rest)  # type: ignore[call-overload, no-any-return]
+
+    def write(fd: int, data: memoryview) -> int:
+        if refused == "write" and fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "not these multiples")
+        return real_write(fd, data)
+
+    monkeypatch.setattr(os, "open", open_)
+    monkeypatch.setattr(os, "write", write)
     assert written(source, tmp_path / "out") == expected(source)
 
 
