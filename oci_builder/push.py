@@ -73,7 +73,6 @@ def push(archive: Path, reference: str, options: PushOptions | None = None, emit
     """
     options = options or PushOptions()
     target = parse_reference(reference)
-    http = RegistryOptions(plain_http=options.plain_http, limits=options.limits, parallel=options.parallel)
     with PushSource(archive, options.platform, options.limits, options.image) as source:
         descriptor = source.resolved.descriptor
         if target.digest not in (None, descriptor.id):
@@ -81,6 +80,10 @@ def push(archive: Path, reference: str, options: PushOptions | None = None, emit
                 "spec.digest", f"{archive.name} holds {descriptor.digest}, the reference says {target.digest}",
                 where=reference, expected=target.digest, actual=descriptor.digest,
             )  # fmt: skip
+        http = RegistryOptions(
+            plain_http=options.plain_http, limits=options.limits, parallel=options.parallel,
+            mount_from=source.base_repository(target),
+        )  # fmt: skip
         with RegistryClient(target, http, "pull,push", emit) as client:
             sent = push_image(client, source, (target.tag,) if target.tag else (), emit)
     return Pushed(target.name, descriptor.id, descriptor.media_type, descriptor.size, sent)

@@ -151,7 +151,8 @@ class RegistryClient:
         self._emit = emit
         find = self.options.find_credential
         self.auth = Authorizer(
-            reference, actions, lambda: find(reference.host, reference.repository), self._ask_token_service
+            reference, actions, lambda: find(reference.host, reference.repository), self._ask_token_service,
+            self.options.mount_from,
         )
 
     def close(self) -> None:

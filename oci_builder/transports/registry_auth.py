@@ -47,11 +47,15 @@ class Authorizer:
         actions: ``pull`` or ``pull,push``.
         find: called when a challenge comes, once; gives the credential or None.
         ask: sends a request to the token service.
+        reading: another repository that the same token must let us pull from; empty for none.
     """
 
-    def __init__(self, reference: Reference, actions: str, find: Callable[[], Credential | None], ask: Ask) -> None:
+    def __init__(
+        self, reference: Reference, actions: str, find: Callable[[], Credential | None], ask: Ask, reading: str = ""
+    ) -> None:
         self._where = reference.host
-        self._scope = f"repository:{reference.repository}:{actions}"
+        self._scopes = [f"repository:{reference.repository}:{actions}"]
+        self._scopes += [f"repository:{reading}:pull"] if reading else []
         self._find, self._ask = find, ask
         self._lock = threading.Lock()
         self._header: str | None = None
@@ -142,17 +146,20 @@ class Authorizer:
         return f"Bearer {token}", asked + max(lifetime - _MARGIN_SECONDS, lifetime / 2)
 
     def _ask_token(self, realm: str, service: str) -> TokenAnswer:
-        query = {"service": service, "scope": self._scope, "client_id": CLIENT_ID}
+        query = {"service": service, "client_id": CLIENT_ID}
         basic = self._basic()
         if basic and self._credential:
             query["account"] = self._credential.username
         headers = {"Authorization": basic} if basic else {}
         joint = "&" if urlsplit(realm).query else "?"
-        return self._ask("GET", realm + joint + urlencode({k: v for k, v in query.items() if v}), headers, None)
+        scopes = urlencode([("scope", scope) for scope in self._scopes])
+        given = urlencode({k: v for k, v in query.items() if v})
+        return self._ask("GET", f"{realm}{joint}{scopes}&{given}", headers, None)
 
     def _ask_oauth(self, realm: str, service: str, identity: str) -> TokenAnswer:
         form = {
-            "grant_type": "refresh_token", "refresh_token": identity, "service": service, "scope": self._scope,
+            "grant_type": "refresh_token", "refresh_token": identity, "service": service,
+            "scope": " ".join(self._scopes),
             "client_id": CLIENT_ID,
         }  # fmt: skip
         return self._ask("POST", realm, {}, {k: v for k, v in form.items() if v})

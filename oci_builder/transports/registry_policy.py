@@ -33,6 +33,7 @@ class RegistryOptions:
         parallel: layers at a time.
         find_credential: (host, repository) -> credential or None.
         sleep: pauses; tests make it short.
+        mount_from: another repository of the same registry, whose blobs a push asks for before it sends its own.
     """
 
     plain_http: bool = False
@@ -43,6 +44,7 @@ class RegistryOptions:
     parallel: int = 4
     find_credential: FindCredential = field(default=docker_credential)
     sleep: Callable[[float], None] = field(default=time.sleep)
+    mount_from: str = ""
 
 
 def pause_of(attempt: int, retry_after: str | None, options: RegistryOptions) -> float:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
-from urllib.parse import urljoin, urlsplit, urlunsplit
+from urllib.parse import urlencode, urljoin, urlsplit, urlunsplit
 
 from oci_builder.model.digest import Digest
 from oci_builder.model.documents import Descriptor
@@ -73,7 +73,7 @@ def upload_blob(client: RegistryClient, descriptor: Descriptor, read: ReadBlob, 
     while not present:
         attempt += 1
         try:
-            _upload(client, descriptor, _Body(descriptor, read, emit, task))
+            present = not _upload(client, descriptor, _Body(descriptor, read, emit, task))
             break
         except TransportError as error:
             final = error.code not in _RETRIED or error.fields.get("actual") in _FINAL_STATUS
@@ -96,9 +96,11 @@ def has_blob(client: RegistryClient, descriptor: Descriptor) -> bool:
         return response.status == 200 and stated in ("", str(descriptor.size))
 
 
-def _upload(client: RegistryClient, descriptor: Descriptor, body: _Body) -> None:
-    with client.expect(client.open("POST", "blobs/uploads/", {"Content-Length": "0"}), 202) as response:
-        place = _location(client, response)
+def _upload(client: RegistryClient, descriptor: Descriptor, body: _Body) -> bool:
+    """False when there was nothing to send after all."""
+    place = _begin(client, descriptor)
+    if not place:
+        return False
     if descriptor.size:
         headers = {"Content-Type": "application/octet-stream"}
         sent = client.open("PATCH", place, headers, lambda: body, retry=False)
@@ -111,6 +113,25 @@ def _upload(client: RegistryClient, descriptor: Descriptor, body: _Body) -> None
     if not has_blob(client, descriptor):
         where = descriptor.digest
         raise TransportError("http.status", f"{where}: accepted, but the registry does not have it", where=where)
+    return True
+
+
+def _begin(client: RegistryClient, descriptor: Descriptor) -> str:
+    """Where to send a blob; empty when the registry took it from the other repository of its own.
+
+    Source: distribution-spec, "Mounting a blob from another repository". Whoever does not know how answers as to any
+    upload; whoever does not like it is asked as for any upload.
+    """
+    nothing = {"Content-Length": "0"}
+    if client.options.mount_from:
+        query = urlencode({"mount": str(descriptor.digest), "from": client.options.mount_from})
+        with client.open("POST", f"blobs/uploads/?{query}", nothing) as response:
+            if response.status == 201 and has_blob(client, descriptor):
+                return ""
+            if response.status == 202:
+                return _location(client, response)
+    with client.expect(client.open("POST", "blobs/uploads/", nothing), 202) as response:
+        return _location(client, response)
 
 
 def _location(client: RegistryClient, response: Response) -> str:

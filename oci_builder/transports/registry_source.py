@@ -9,9 +9,12 @@ from oci_builder.model.documents import Descriptor, Manifest, parse_document
 from oci_builder.model.errors import FormatError, OciBuilderError, SpecError, disk_error
 from oci_builder.model.limits import DEFAULT_LIMITS, Limits
 from oci_builder.transports.opened import ImageFile, OpenOptions
+from oci_builder.transports.registry_reference import Reference, parse_reference
 from oci_builder.transports.resolve import Resolved
 from oci_builder.wire.compress import sniff
 from oci_builder.wire.source import FileRange
+
+BASE_NAME = "org.opencontainers.image.base.name"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,17 @@ class PushSource(ImageFile):
         manifest = self.resolved.manifest
         found = {d.digest: d for d in (*manifest.layers, manifest.config)}
         return tuple(PushBlob(d, self.parts.get(d.id.blob_path)) for d in found.values())
+
+    def base_repository(self, target: Reference) -> str:
+        """The repository that the image's base came from, where it is another one of the target's registry; else empty.
+
+        Its blobs need not travel: the registry may take them from there.
+        """
+        try:
+            base = parse_reference((self.resolved.manifest.annotations or {}).get(BASE_NAME, ""))
+        except OciBuilderError:
+            return ""
+        return base.repository if base.host == target.host and base.repository != target.repository else ""
 
     def _resolve(self) -> Resolved:
         source = self.open()

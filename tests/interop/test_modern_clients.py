@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from oci_builder.transports.daemon import load_into_engine
 from tests.conftest import Built
 from tests.interop.lab import (
     HELLO,
@@ -80,6 +81,18 @@ def test_docker_loads_names_and_runs_it(engine: tuple[str, Docker], runnable: Bu
     expected = ids["classic"] if store == "classic" else ids["containerd"][path.name]
     assert docker.image_id(runnable.reference) == expected
     assert docker.execute(runnable.reference, HELLO) == SAYS
+
+
+@pytest.mark.parametrize("archive", ["docker", "oci"])
+def test_the_sdk_finds_the_foretold_image(engine: tuple[str, Docker], runnable: Built, archive: str) -> None:
+    """As ``transports.daemon`` loads it, without a program; which store it is shows in the ID."""
+    store, docker = engine
+    docker.forget()
+    path: Path = getattr(runnable, archive)
+    loaded = load_into_engine(path, runnable.container, url=f"unix://{docker.socket}")
+    ids = runnable.container["image_ids"]
+    assert (loaded.store, loaded.reference) == (store, runnable.reference)
+    assert loaded.image_id == (ids["classic"] if store == "classic" else ids["containerd"][path.name])
 
 
 def test_skopeo_copies_both_archives(modern: Programs, runnable: Built, plain_docker: Path, tmp_path: Path) -> None:

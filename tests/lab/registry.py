@@ -219,7 +219,7 @@ def _handler(registry: Registry) -> type[BaseHTTPRequestHandler]:
             body = self.rfile.read(int(headers.get("content-length", 0)))
             if headers.get("transfer-encoding") == "chunked":
                 body = b"".join(self._chunks())
-            query = {k: v[0] for k, v in parse_qs(parts.query).items()}
+            query = {k: " ".join(v) for k, v in parse_qs(parts.query).items()}
             request = Request(self.command, parts.path, query, headers, body, self)
             reply = registry.answer(request)
             try:

@@ -30,9 +30,10 @@ from oci_builder.transports.registry import RegistryClient
 from oci_builder.transports.registry_artifacts import ArtifactRegistry
 from oci_builder.transports.registry_policy import RegistryOptions
 from oci_builder.transports.registry_reference import Reference
+from oci_builder.transports.registry_source import BASE_NAME
 from tests.lab.dockerregistry import LOGIN, docker_registry, needs_registry
 from tests.lab.images import SmallImage, small_image
-from tests.lab.registry import Registry, Reply, Request, Tokens, on, status
+from tests.lab.registry import Fault, Registry, Reply, Request, Tokens, on, status
 from tests.transports.registry_case import OPTIONS
 
 REPO = "team/app"
@@ -373,3 +374,38 @@ def test_docker_registry_takes_image_and_evidence(tmp_path: Path, login: bool) -
                 check=True, capture_output=True,
             )  # fmt: skip
             assert json.loads(found.stdout)["Digest"] == image.digest
+
+
+@needs_registry
+def test_the_base_s_layers_are_taken_from_where_they_are(tmp_path: Path) -> None:
+    """A registry that has the base gives its blobs to another repository: they do not travel."""
+    base = small_image(2, size=5000)
+    both = small_image(3, size=5000)
+    with docker_registry(tmp_path / "registry") as registry:
+        push(layout_of(base, tmp_path / "base"), f"{registry.host}/team/base:v1")
+        image = small_image(3, size=5000, annotations=lambda _: {BASE_NAME: f"{registry.host}/team/base:v1"})
+        assert image.layers[:2] == base.layers and image.layers == both.layers
+        pushed = push(layout_of(image, tmp_path / "image"), f"{registry.host}/team/app:v1")
+        assert pushed.uploaded == 2, "the third layer and the config"
+        other = push(layout_of(both, tmp_path / "both"), f"{registry.host}/team/other:v1")
+        assert other.uploaded == 4, "without the base's name nobody knows where to look"
+        assert registry.log.read_text().count("mount=sha256") >= 2
+
+
+@pytest.mark.parametrize("answer", [status(404), status(405), status(400)])
+def test_a_registry_that_mounts_nothing_is_sent_everything(tmp_path: Path, answer: Fault) -> None:
+    with Registry() as registry:
+        image = small_image(2, annotations=lambda _: {BASE_NAME: f"{registry.host}/team/base@sha256:{'a' * 64}"})
+        tokens = Tokens(registry)
+        registry.faults = [lambda q, r: answer(q, r) if "mount" in q.query else None, tokens]
+        push(layout_of(image, tmp_path / "image"), f"{registry.host}/{REPO}:v1")
+        assert has_all(registry, image)
+        assert tokens.scopes == [f"repository:{REPO}:pull,push repository:team/base:pull"]
+
+
+@pytest.mark.parametrize("name", ["elsewhere.test/team/base:v1", "team/base", "Not A Reference", "{host}/" + REPO])
+def test_a_base_from_elsewhere_is_not_asked_for(tmp_path: Path, name: str) -> None:
+    with Registry() as registry:
+        image = small_image(2, annotations=lambda _: {BASE_NAME: name.format(host=registry.host)})
+        push(layout_of(image, tmp_path / "image"), f"{registry.host}/{REPO}:v1")
+        assert not [call for call in registry.log if "mount" in call.query]
