@@ -59,7 +59,10 @@ def _write(path: str, value: object) -> None:
 
 def _sweep(state: str) -> int:
     folder = teardown.state_folder(state, make=False)
-    _write("", {"removed": teardown.sweep(folder) if folder else []})
+    removed = teardown.sweep(folder) if folder else []
+    if folder:
+        teardown.leave(folder)
+    _write("", {"removed": removed})
     return 0
 
 

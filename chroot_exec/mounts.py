@@ -10,12 +10,14 @@ from dataclasses import dataclass, field
 from chroot_exec import syscalls
 from chroot_exec.devices import DeviceFolder, Node
 from chroot_exec.errors import RunnerError
+from chroot_exec.places import KERNEL, Places
 from chroot_exec.protocol import Bind, Request
 from chroot_exec.resolve import Root, fd_path
 from chroot_exec.syscalls import MS_BIND, MS_NODEV, MS_NOEXEC, MS_NOSUID, MS_RDONLY, MS_REC, MS_REMOUNT
 
 _READ_ONLY_PROC = ("bus", "fs", "irq", "sys", "sysrq-trigger")
 _HIDDEN_PROC = ("kcore", "keys", "timer_list", "latency_stats", "sched_debug")
+SHM = "/dev/shm"
 _PRIVATE = MS_NOSUID | MS_NODEV
 
 
@@ -59,7 +61,7 @@ class FileSystem:
         self._mount_root()
         direct = self.facts.root == "direct"
         self.root = Root(self._top, made if direct else None)
-        self._devs: set[int] = set()
+        self._places = Places(self.root)
 
     def _mount_root(self) -> None:
         lower = os.open(self._request.root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -107,33 +109,25 @@ class FileSystem:
         Raises:
             RunnerError: ``sandbox.target``, ``sandbox.mount``, ``device.*``.
         """
-        self._proc()
-        self._sys()
-        self._dev(nodes)
-        self.scratch("/run", 0o755, 0)
-        self.scratch("/tmp", 0o1777, self._request.tmp_size)
+        makers: dict[str, Callable[[], None]] = {
+            "/proc": self._proc,
+            "/sys": self._sys,
+            "/dev": lambda: self._dev(nodes),
+            "/run": lambda: self.scratch("/run", 0o755, 0),
+            "/tmp": lambda: self.scratch("/tmp", 0o1777, self._request.tmp_size),
+        }
+        for path in self._places.in_order(makers):
+            makers[path]()
+            self._places.add(path)
+        self._places.require_reachable((*makers, SHM))
         for path in self._request.tmpfs:
             self.scratch(path, 0o755, 0)
         self._names()
         for bind in self._request.binds:
             self.bind(bind)
 
-    def _own_place(self, path: str) -> int:
-        """The folder for a kernel file system; never the root itself nor one inside another of ours."""
-        fd = self.root.directory(path)
-        info, top = os.fstat(fd), os.fstat(self.root.fd)
-        if (info.st_dev, info.st_ino) == (top.st_dev, top.st_ino) or info.st_dev in self._devs:
-            os.close(fd)
-            raise RunnerError("sandbox.target", f"{path} in the root is a link to the root or into another mount")
-        return fd
-
-    def _mounted(self, path: str) -> None:
-        fd = self.root.open(path)
-        self._devs.add(os.fstat(fd).st_dev)
-        os.close(fd)
-
     def _proc(self) -> None:
-        fd = self._own_place("/proc")
+        fd = self._places.folder("/proc")
         try:
             syscalls.mount("proc", fd_path(fd), "proc", _PRIVATE | MS_NOEXEC)
             self.facts.proc = "own"
@@ -144,20 +138,27 @@ class FileSystem:
             self.facts.note(f"/proc is the host's ({error.strerror}): process numbers there are not the sandbox's")
         finally:
             os.close(fd)
-        self._mounted("/proc")
 
     def _guard_proc(self) -> None:
         if self.facts.proc == "host":
             return
         for name in _READ_ONLY_PROC:
             if os.path.exists(f"/proc/{name}"):
-                self.bind(Bind(f"/proc/{name}", f"/proc/{name}"), source_root=self.root)
+                self._guard(self.root.open(f"/proc/{name}"), f"/proc/{name}")
         for name in _HIDDEN_PROC:
             if os.path.isfile(f"/proc/{name}"):
-                self.bind(Bind("/dev/null", f"/proc/{name}"))
+                self._guard(os.open("/dev/null", os.O_PATH | os.O_CLOEXEC), f"/proc/{name}")
+
+    def _guard(self, source: int, path: str) -> None:
+        target = self.root.open(path)
+        try:
+            self._show(source, target, Bind(path, path))
+        finally:
+            os.close(source)
+            os.close(target)
 
     def _sys(self) -> None:
-        fd = self._own_place("/sys")
+        fd = self._places.folder("/sys")
         try:
             syscalls.mount("sysfs", fd_path(fd), "sysfs", _PRIVATE | MS_NOEXEC | MS_RDONLY)
             self.facts.sys = "own"
@@ -168,7 +169,6 @@ class FileSystem:
             self.facts.sys = "host"
         finally:
             os.close(fd)
-        self._mounted("/sys")
 
     def _bind_host(self, path: str, fd: int) -> None:
         try:
@@ -177,10 +177,9 @@ class FileSystem:
             raise RunnerError("sandbox.mount", f"{path} can be neither mounted nor bound: {error}") from None
 
     def _dev(self, nodes: Iterable[Node]) -> None:
-        fd = self._own_place("/dev")
+        fd = self._places.folder("/dev")
         self._tmpfs(fd, MS_NOSUID, "mode=0755,size=64k")
         os.close(fd)
-        self._mounted("/dev")
         fd = self.root.directory("/dev")
         try:
             folder = DeviceFolder(fd, self.facts.note)
@@ -192,7 +191,8 @@ class FileSystem:
         finally:
             os.close(fd)
         self._pts()
-        self.scratch("/dev/shm", 0o1777, self._request.shm_size)
+        self.scratch(SHM, 0o1777, self._request.shm_size)
+        self._places.add(SHM)
         self._try_mount("/dev/mqueue", "mqueue", _PRIVATE | MS_NOEXEC, "")
 
     def _pts(self) -> None:
@@ -217,8 +217,11 @@ class FileSystem:
     def scratch(self, path: str, mode: int, size: int) -> None:
         """An empty folder in memory at ``path``; ``size`` in bytes, 0 for the kernel's default."""
         # In our own /dev there are such folders; else a link into a kernel file system would let it be covered.
-        fd = self.root.directory(path) if path.startswith("/dev/") else self._own_place(path)
+        fd = self.root.directory(path) if path.startswith("/dev/") else self._places.folder(path)
         try:
+            if self._places.is_scratch(fd):
+                self.facts.note(f"{path} in the root leads to another scratch folder, which is used")
+                return
             self._tmpfs(fd, _PRIVATE, f"mode={mode:o}" + (f",size={size}" if size else ""))
         finally:
             os.close(fd)
@@ -249,33 +252,36 @@ class FileSystem:
         except RunnerError as error:
             self.facts.note(f"{path} is left as the image has it: {error.message}")
 
-    def bind(self, bind: Bind, source_root: Root | None = None) -> None:
-        """Show a file or folder of the host (or of ``source_root``) at a path resolved inside the root.
+    def bind(self, bind: Bind) -> None:
+        """Show a file or folder of the host at a path resolved inside the root.
 
         Raises:
             RunnerError: ``sandbox.bind`` (no such source, or of another type than what stands there),
-                ``sandbox.target``.
+                ``sandbox.target`` (also where a link in the image leads to what must not be covered).
         """
         try:
-            source = source_root.open(bind.source) if source_root else os.open(bind.source, os.O_PATH | os.O_CLOEXEC)
+            source = os.open(bind.source, os.O_PATH | os.O_CLOEXEC)
         except OSError as error:
             raise RunnerError("sandbox.bind", f"cannot bind {bind.source!r}: {error.strerror}") from None
         try:
-            self._bind_open(source, bind)
+            folder = stat.S_ISDIR(os.fstat(source).st_mode)
+            target = self.root.open(bind.target, "dir" if folder else "file")
+            try:
+                self._places.require_free(target, bind.target)
+                self._show(source, target, bind)
+            finally:
+                os.close(target)
         finally:
             os.close(source)
 
-    def _bind_open(self, source: int, bind: Bind) -> None:
+    def _show(self, source: int, target: int, bind: Bind) -> None:
         folder = stat.S_ISDIR(os.fstat(source).st_mode)
-        target = self.root.open(bind.target, "dir" if folder else "file")
         try:
             syscalls.mount(fd_path(source), fd_path(target), "", MS_BIND | (MS_REC if folder else 0))
         except OSError as error:
             raise RunnerError(
                 "sandbox.bind", f"cannot bind {bind.source!r} at {bind.target!r}: {error.strerror}"
             ) from None
-        finally:
-            os.close(target)
         if bind.read_only:
             self._read_only(bind.target)
 
@@ -294,6 +300,7 @@ class FileSystem:
                 raise RunnerError("sandbox.twin", f"{source!r} is not a folder of the image itself")
             place = self.root.directory(target)
             try:
+                self._places.require_free(place, target)
                 syscalls.mount(fd_path(shown), fd_path(place), "", MS_BIND)
             finally:
                 os.close(place)
@@ -315,7 +322,12 @@ class FileSystem:
             os.close(fd)
 
     def enter(self) -> None:
-        """Make it the root of this process; the old one is gone afterwards."""
+        """Make it the root of this process; the old one is gone afterwards.
+
+        Raises:
+            RunnerError: ``sandbox.target``: what was mounted last covers /proc, /sys or /dev.
+        """
+        self._places.require_reachable(KERNEL)
         self._guard_proc()
         if self._request.read_only:
             flags = os.statvfs(self._top).f_flag & (MS_NOSUID | MS_NODEV | 1024 | 2048)

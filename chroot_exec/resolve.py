@@ -7,6 +7,7 @@ missing on the way.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Callable
@@ -29,6 +30,8 @@ class Root:
 
     def __init__(self, path: str, made: Made | None = None) -> None:
         self.fd = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        # Devices of file systems that are mounted over the tree: what is made there is not made in the tree.
+        self.foreign: set[int] = set()
         self._made = made or (lambda _path: None)
 
     def close(self) -> None:
@@ -47,7 +50,7 @@ class Root:
         stack = [os.dup(self.fd)]
         names: list[str] = []
         try:
-            self._walk(path, create, stack, names)
+            self._walk(_parts(path), create, stack, names)
             return os.dup(stack[-1])
         except OSError as error:
             raise RunnerError("sandbox.target", f"{path!r} in the root: {error.strerror}") from None
@@ -55,17 +58,33 @@ class Root:
             for fd in stack:
                 os.close(fd)
 
-    def _walk(self, path: str, create: str, stack: list[int], names: list[str]) -> None:
-        rest = [p for p in path.split("/") if p not in ("", ".")][::-1]
+    def resolved(self, path: str) -> tuple[str, ...]:
+        """The names that lead to ``path`` once links are followed, as far as it is there; nothing is made."""
+        names: list[str] = []
+        stack, rest = [os.dup(self.fd)], _parts(path)
+        try:
+            self._walk(rest, "", stack, names)
+        except (OSError, RunnerError):
+            for name in reversed(rest):
+                names[len(names) - 1 if name == ".." else len(names) :] = [] if name == ".." else [name]
+        finally:
+            for fd in stack:
+                os.close(fd)
+        return tuple(names)
+
+    def _walk(self, rest: list[str], create: str, stack: list[int], names: list[str]) -> None:
+        """Follow the names of ``rest``, whose last is the next; what an error leaves in it was not followed."""
         links = 0
         while rest:
-            name = rest.pop()
+            name = rest[-1]
             if name == "..":
+                rest.pop()
                 if names:
                     names.pop()
                     os.close(stack.pop())
                 continue
-            fd = self._step(stack[-1], name, ("dir" if rest else create) if create else "", names)
+            fd = self._step(stack[-1], name, ("dir" if rest[1:] else create) if create else "", names)
+            rest.pop()
             if not stat.S_ISLNK(os.fstat(fd).st_mode):
                 stack.append(fd)
                 names.append(name)
@@ -74,8 +93,8 @@ class Root:
             target = os.readlink("", dir_fd=fd)
             os.close(fd)
             if links > _MAX_LINKS:
-                raise RunnerError("sandbox.target", f"{path!r} in the root: more than {_MAX_LINKS} symbolic links")
-            rest += [p for p in target.split("/") if p not in ("", ".")][::-1]
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+            rest += _parts(target)
             if target.startswith("/"):
                 while names:
                     names.pop()
@@ -91,7 +110,8 @@ class Root:
             os.mkdir(name, 0o755, dir_fd=parent)
         else:
             os.close(os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644, dir_fd=parent))
-        self._made("/".join([*names, name]))
+        if os.fstat(parent).st_dev not in self.foreign:
+            self._made("/".join([*names, name]))
         return os.open(name, _WALK, dir_fd=parent)
 
     def directory(self, path: str) -> int:
@@ -135,6 +155,10 @@ class Root:
             return []
         finally:
             os.close(found)
+
+
+def _parts(path: str) -> list[str]:
+    return [p for p in path.split("/") if p not in ("", ".")][::-1]
 
 
 def fd_path(fd: int) -> str:

@@ -8,11 +8,13 @@ that is busy stops everything (imagecomposer #760, forkd #264: removal went on t
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
 import stat
 import tempfile
+from collections.abc import Iterator
 
 from chroot_exec import syscalls
 from chroot_exec.errors import RunnerError
@@ -29,11 +31,13 @@ class Run:
     """
 
     def __init__(self, state: str, root: str) -> None:
-        self.folder = tempfile.mkdtemp(prefix="run-", dir=state)
-        self.base = os.path.join(self.folder, "base")
-        self._root = root
-        self._record = open(os.path.join(self.folder, _RECORD), "a+b", buffering=0)
-        fcntl.flock(self._record, fcntl.LOCK_EX)
+        self._state = state
+        # Under the state's lock nobody sees a folder that has no locked record yet.
+        with _locked(state):
+            self.folder = tempfile.mkdtemp(prefix="run-", dir=state)
+            self.base = os.path.join(self.folder, "base")
+            self._record = open(os.path.join(self.folder, _RECORD), "a+b", buffering=0)
+            fcntl.flock(self._record, fcntl.LOCK_EX)
         os.mkdir(self.base, 0o700)
         self._write({"pid": os.getpid(), "root": root})
 
@@ -53,6 +57,11 @@ class Run:
         self._record.seek(0)
         _remove_run(self.folder, self._record.readlines())
         self._record.close()
+        leave(self._state)
+
+
+def _default_state() -> str:
+    return os.path.join(tempfile.gettempdir(), f"chroot-exec-{os.getuid()}")
 
 
 def state_folder(path: str, make: bool = True) -> str:
@@ -64,16 +73,59 @@ def state_folder(path: str, make: bool = True) -> str:
     Raises:
         RunnerError: ``state.owner``: somebody else's, or writable by others.
     """
-    folder = path or os.path.join(tempfile.gettempdir(), f"chroot-exec-{os.getuid()}")
-    if make:
-        with contextlib.suppress(FileExistsError):
-            os.makedirs(folder, 0o700)
-    elif not os.path.lexists(folder):
+    folder = path or _default_state()
+    info = _found_or_made(folder, make)
+    if info is None:
         return ""
-    info = os.stat(folder, follow_symlinks=False)
     if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid() or info.st_mode & 0o022:
         raise RunnerError("state.owner", f"{folder} must be a folder of your own that nobody else can write to")
     return folder
+
+
+def _found_or_made(folder: str, make: bool) -> os.stat_result | None:
+    while True:
+        if make:
+            with contextlib.suppress(FileExistsError):
+                os.makedirs(folder, 0o700)
+        try:
+            return os.stat(folder, follow_symlinks=False)
+        except FileNotFoundError:
+            # Another run of the same user has just left, and taken the empty folder with it.
+            if not make:
+                return None
+
+
+@contextlib.contextmanager
+def _locked(state: str) -> Iterator[None]:
+    """The state folder to oneself, for the moments in which runs come and go; made again when it has just gone."""
+    while True:
+        state_folder(state)
+        try:
+            fd = os.open(state, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
+            continue
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            if not _is_at(fd, state):
+                continue
+            yield
+            return
+        finally:
+            os.close(fd)
+
+
+def _is_at(fd: int, path: str) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(path, follow_symlinks=False))
+    except FileNotFoundError:
+        return False
+
+
+def leave(state: str) -> None:
+    """Remove the user's own state folder when nothing is in it; a folder that a caller named is the caller's."""
+    if state == _default_state() and os.path.isdir(state):
+        with _locked(state), contextlib.suppress(OSError):
+            os.rmdir(state)
 
 
 def sweep(state: str) -> list[str]:
@@ -86,29 +138,34 @@ def sweep(state: str) -> list[str]:
         RunnerError: ``teardown.busy``.
     """
     removed = []
-    for name in sorted(os.listdir(state)):
-        folder = os.path.join(state, name)
-        if name.startswith("run-") and os.path.isdir(folder) and not os.path.islink(folder) and _sweep_run(folder):
-            removed.append(folder)
+    with _locked(state):
+        for name in sorted(os.listdir(state)):
+            folder = os.path.join(state, name)
+            if name.startswith("run-") and os.path.isdir(folder) and not os.path.islink(folder) and _sweep_run(folder):
+                removed.append(folder)
     return removed
 
 
 def _sweep_run(folder: str) -> bool:
-    """Remove a run's folder if its process is gone, under the record's lock: of many at once, one does it."""
+    """Remove a run's folder if its process is gone: nobody holds its record's lock, or it never came to have one."""
     try:
-        record = open(os.path.join(folder, _RECORD), "r+b")
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    with record:
-        try:
-            fcntl.flock(record, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        lines = record.readlines()
-        # Without a first line it is a run that is just about to take the lock; without a name, another sweep's work.
-        if not lines or os.fstat(record.fileno()).st_nlink == 0:
-            return False
+        fd = os.open(os.path.join(folder, _RECORD), os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ELOOP, errno.ENXIO):
+            raise
+        _remove_run(folder, [])
+        return True
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lines: list[bytes] = []
+        if stat.S_ISREG(os.fstat(fd).st_mode):
+            with open(fd, "rb", closefd=False) as record:
+                lines = record.readlines()
         _remove_run(folder, lines)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(fd)
     return True
 
 

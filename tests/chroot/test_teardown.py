@@ -77,6 +77,44 @@ class Teardown(unittest.TestCase):
         self.assertEqual((json.loads(done.stdout), done.returncode), ({"removed": []}, 0))
         self.assertFalse((self.place / "new").exists())
 
+    def test_a_run_that_died_before_its_record(self) -> None:
+        """Killed between the folder and the record, between the record and its first line; and odd things there."""
+        folders = [self.state / f"run-{name}" for name in ("none", "empty", "fifo", "folder", "link", "loop")]
+        for folder in folders:
+            folder.mkdir()
+        (folders[1] / "record").touch()
+        os.mkfifo(folders[2] / "record")
+        (folders[3] / "record").mkdir()
+        (folders[4] / "record").symlink_to("/etc/passwd")
+        (folders[5] / "record").symlink_to("record")
+        self.assertEqual(sorted(teardown.sweep(str(self.state))), sorted(map(str, folders)))
+        self.assertEqual(list(self.state.iterdir()), [])
+        self.assertTrue(os.path.exists("/etc/passwd"))
+
+    def test_a_run_that_is_just_starting_is_left_alone(self) -> None:
+        """Many at once: none takes another's folder for a dead one's."""
+        program = (
+            "import sys; from chroot_exec import teardown as t\n"
+            "for _ in range(40):\n    t.sweep(sys.argv[1]); run = t.Run(sys.argv[1], '/'); run.made('x'); run.end()"
+        )
+        command = [sys.executable, "-c", program, str(self.state)]
+        runs = [subprocess.Popen(command, cwd=PACKAGE.parent, stderr=subprocess.PIPE) for _ in range(6)]
+        self.assertEqual([(run.communicate(timeout=60)[1], run.returncode) for run in runs], [(b"", 0)] * 6)
+        self.assertEqual(list(self.state.iterdir()), [])
+
+    def test_the_user_s_own_state_folder_goes_when_it_is_empty(self) -> None:
+        program = (
+            "from chroot_exec import teardown as t\n"
+            "for _ in range(40):\n    state = t.state_folder(''); t.sweep(state); t.Run(state, '/').end()"
+        )
+        environment = {**os.environ, "TMPDIR": str(self.place)}
+        command = [sys.executable, "-c", program]
+        runs = [
+            subprocess.Popen(command, cwd=PACKAGE.parent, env=environment, stderr=subprocess.PIPE) for _ in range(6)
+        ]
+        self.assertEqual([(run.communicate(timeout=60)[1], run.returncode) for run in runs], [(b"", 0)] * 6)
+        self.assertEqual(list(self.place.iterdir()), [self.state])
+
     def test_a_torn_record_stops_nothing(self) -> None:
         folder = self.dead_run()
         (folder / "record").write_bytes(b"\0\0\0\n[]\n")
