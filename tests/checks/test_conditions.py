@@ -19,6 +19,13 @@ def test_without_a_driver_a_gpu_check_fails(check: str) -> None:
     assert "no GPU" in result["reason"]
 
 
+@pytest.mark.parametrize("check", ["jit", "training", "generation"])
+def test_a_check_leaves_no_folder(tmp_path: Path, check: str) -> None:
+    """On a bare host every run would add to /tmp."""
+    run_check(check, NRL_CHECK_LIBCUDA="/nonexistent/libcuda.so.1", TMPDIR=str(tmp_path))
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_zero_gpus_is_a_failure(tmp_path: Path) -> None:
     status, result = run_check("training", NRL_CHECK_LIBCUDA=str(fake_driver(tmp_path)), FAKE_GPUS="0")
     assert (status, result["outcome"]) == (1, "fail")

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import json
+import os
+import shutil
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -47,6 +51,14 @@ class Result:
         """The line that the runners read."""
         reason = "; ".join(self.reasons) or self.deferred or self.skipped
         return {"outcome": self.outcome, "reason": reason[:MOST_REASON], "details": self.details}
+
+
+def scratch_folder(prefix: str, place: str | None = None) -> str:
+    """A folder of this process's own that goes with it; in ``place``, else in the temporary folder."""
+    folder, owner = tempfile.mkdtemp(prefix=prefix, dir=place), os.getpid()
+    # A child that was forked ends with this handler as well, and must leave its parent's folder.
+    atexit.register(lambda: os.getpid() == owner and shutil.rmtree(folder, ignore_errors=True))
+    return folder
 
 
 def absent(error: ImportError) -> str:

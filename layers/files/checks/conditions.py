@@ -5,11 +5,10 @@ from __future__ import annotations
 import errno
 import os
 import socket
-import tempfile
 from pathlib import Path
 from typing import Any
 
-from .common import Result
+from .common import Result, scratch_folder
 from .gpu import NoGpu, gpu_facts
 
 # Addresses that are reserved for documentation: nothing answers there, so only the way to them is asked about.
@@ -87,7 +86,7 @@ def caches(result: Result) -> None:
     places = [*inherited.values(), *(f"{home}/{n}" for n in (".cache", ".triton", ".nv", ".deep_gemm") if home)]
     full = sorted({place for place in places if first_file(Path(place))})
     result.expect(not full, f"caches were not empty at the start: {', '.join(full)}")
-    root = Path(tempfile.mkdtemp(prefix="nrl-check-"))
+    root = Path(scratch_folder("nrl-check-"))
     os.environ.update({name: str(root / folder) for name, folder in CACHES.items()})
     os.environ.update(OFFLINE, HOME=str(root / "home"))
     for folder in (*CACHES.values(), "home"):

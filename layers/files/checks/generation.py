@@ -10,13 +10,12 @@ import json
 import math
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from . import checkpoint
-from .common import CheckFailed, Result, last_json
+from .common import CheckFailed, Result, last_json, scratch_folder
 from .conditions import all_conditions
 from .process import run
 
@@ -38,7 +37,7 @@ def check(judge_python: str, attention: str = "") -> Result:
     all_conditions(result)
     if result.reasons:
         return result
-    folder = Path(tempfile.mkdtemp(prefix="nrl-generation-"))
+    folder = Path(scratch_folder("nrl-generation-"))
     program(judge_python, "make", folder)
     (folder / "attention").write_text(attention)
     engines = {mode: program(sys.executable, mode, folder) for mode in ("eager", "compiled")}

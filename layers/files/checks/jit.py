@@ -6,10 +6,9 @@ import os
 import re
 import shutil
 import sys
-import tempfile
 from pathlib import Path
 
-from .common import Result
+from .common import Result, scratch_folder
 from .conditions import all_conditions, cache_files
 from .process import run
 
@@ -88,7 +87,7 @@ def tools(result: Result) -> None:
 
 def nvcc(result: Result, capability: str) -> None:
     """A kernel for exactly this GPU; cuobjdump sees its machine code, and it computes right."""
-    folder = Path(tempfile.mkdtemp(prefix="nrl-nvcc-"))
+    folder = Path(scratch_folder("nrl-nvcc-"))
     (folder / "sum.cu").write_text(_SOURCE)
     arch = f"sm_{capability}"
     built = run(["nvcc", f"-arch={arch}", "sum.cu", "-o", "sum"], timeout=120, cwd=str(folder))

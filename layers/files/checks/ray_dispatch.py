@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .common import CheckFailed, Result
+from .common import CheckFailed, Result, scratch_folder
 from .conditions import all_conditions
 
 # One supported actor of upstream's registry for each tier, and some that this runtime does not have.
@@ -37,7 +36,7 @@ def check(envs: Path) -> Result:
     count = all_conditions(result)
     if result.reasons:
         return result
-    marker = set_tripwires(Path(tempfile.mkdtemp(prefix="nrl-tripwires-")))
+    marker = set_tripwires(Path(scratch_folder("nrl-tripwires-")))
     os.environ["NEMO_RL_PREBUILT_ENV_ROOT"] = str(envs)
     mapping = resolve_all(result, envs)
     refuse_unavailable(result)
@@ -89,7 +88,7 @@ def dispatch(result: Result, mapping: dict[str, str], gpus: int) -> None:
     """Start one worker a GPU in each tier, as upstream starts its own, and compare what they say."""
     import ray
 
-    folder = tempfile.mkdtemp(prefix="r-", dir="/tmp")
+    folder = scratch_folder("r-", "/tmp")
     # Seconds. Ray's own patience of 30 is short for a cold runtime on a busy node.
     os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")
     register(Path(folder))

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import math
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from . import checkpoint
 from . import inventory as inventories
-from .common import Result
+from .common import Result, scratch_folder
 from .conditions import all_conditions
 
 # In bf16 a weight of 1.0 moves only by 2**-8 or more: the rate is above half of that, or the norms would stand still.
@@ -36,7 +35,7 @@ def check(require_flash: bool = False, inventory: str = "") -> Result:
     import transformers
 
     result.details.update(torch=torch.__version__, cuda=torch.version.cuda, transformers=transformers.__version__)
-    folder = checkpoint.make_checkpoint(Path(tempfile.mkdtemp(prefix="nrl-model-")))
+    folder = checkpoint.make_checkpoint(Path(scratch_folder("nrl-model-")))
     flash = present(result, "flash_attn", inventory, require_flash)
     automodel = present(result, "nemo_automodel", inventory, False)
     for attention in ("sdpa", *(("flash_attention_2",) if flash else ())):
