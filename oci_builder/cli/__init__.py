@@ -15,6 +15,7 @@ from oci_builder.cli.common import (
     open_standard_streams,
 )
 from oci_builder.cli.images import IMAGE_COMMANDS
+from oci_builder.cli.payload import PAYLOAD_COMMANDS
 from oci_builder.cli.releases import RELEASE_COMMANDS
 from oci_builder.cli.stages import STAGE_COMMANDS
 
@@ -49,7 +50,7 @@ def completion(shell: str) -> None:
     click.echo(found(cli, {}, "oci-builder", "_OCI_BUILDER_COMPLETE").source())
 
 
-for _command in (*IMAGE_COMMANDS, *RELEASE_COMMANDS, *STAGE_COMMANDS):
+for _command in (*IMAGE_COMMANDS, *PAYLOAD_COMMANDS, *RELEASE_COMMANDS, *STAGE_COMMANDS):
     cli.add_command(accept_settings(_command))
 
 
