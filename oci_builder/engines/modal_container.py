@@ -21,10 +21,20 @@ from oci_builder.engines.modal_project import arrived, folder_state, folder_text
 from oci_builder.engines.needs import Needs
 from oci_builder.engines.run import run_stage
 from oci_builder.engines.stages import KEY_SECRET, find_stage
-from oci_builder.model.errors import OciBuilderError, PolicyError, SpecError, TransportError, disk_error
+from oci_builder.model.errors import (
+    ConflictError,
+    OciBuilderError,
+    PolicyError,
+    SpecError,
+    TransportError,
+    disk_error,
+    show,
+)
 from oci_builder.model.events import Emit, Event
+from oci_builder.model.jsontext import load_json
 from oci_builder.model.receipts import PORTABLE, Host
 from oci_builder.model.redact import redact, secret_values
+from oci_builder.model.spec import Spec, load_spec
 from oci_builder.release.folder import ReleaseFolder
 from oci_builder.release.host import engine_name, this_host, tool_versions
 
@@ -70,6 +80,7 @@ def answer(name: str, sent: Mapping[str, Any]) -> dict[str, Any]:
         _require_key(needs, sent)
         volume = next(iter(needs.volumes), "")
         request = _request(sent, local, volume)
+        refuse_other_image(Path(request["out"]), load_spec(Path(request["spec"])))
         if name == "repack":
             undo_repack(Path(request["out"]), Path(request["release"]))
         before = _release_state(request)
@@ -149,6 +160,27 @@ def _require_gpus(needs: Needs, host: Host, emit: Emit) -> None:
         said = error.message.removesuffix(ELSEWHERE)
         text = f"{said} (driver {host.driver or 'unknown'}, sandbox {host.sandbox or 'none seen'})"
         raise PolicyError(error.code, text, **error.fields) from None
+
+
+def refuse_other_image(dist: Path, spec: Spec) -> None:
+    """The build's folder on the volume has the release folder's last name alone, which two projects may share.
+
+    Raises:
+        ConflictError: ``release.exists``: another image lies there; TransportError: ``io.*``.
+    """
+    try:
+        record = load_json((dist / "container.json").read_bytes(), "container.json")
+    except (FileNotFoundError, OciBuilderError):
+        return  # what is damaged, or no record at all, is nobody's build
+    except OSError as error:
+        raise disk_error(error, "reading container.json") from None
+    found = record.get("reference") if isinstance(record, dict) else None
+    if found not in (None, spec.reference):
+        raise ConflictError(
+            "release.exists", f"{dist} on the volume holds the image {show(str(found))}, and this spec is for "
+            f"{show(spec.reference)}: give its release folder another name, or remove that build "
+            f"(modal volume rm -r VOLUME dist/{dist.name})", where=str(dist), expected=spec.reference, actual=found,
+        )  # fmt: skip
 
 
 def undo_repack(dist: Path, release: Path) -> None:

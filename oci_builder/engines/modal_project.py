@@ -41,6 +41,8 @@ from oci_builder.release.files import replace_file
 LARGEST = 2 << 30
 # Options that name a file of the sender; those that name a whole root are of this machine only.
 FILE_OPTIONS = tuple(option for option in FILES if not option.startswith("root"))
+# Records, SBOMs and receipts; a folder with archives in it is no release folder.
+LARGEST_RELEASE = 256 << 20
 _SKIPPED = frozenset({".venv", "__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache"})
 
 
@@ -123,18 +125,27 @@ def folder_state(folder: Path) -> dict[str, bytes]:
     """Relative name -> content of all files of a small folder; empty where there is none.
 
     Raises:
-        SpecError: ``modal.project``: it holds a link, a pipe or a device, which cannot come back as what it is.
+        SpecError: ``modal.project``: it holds a link, a pipe or a device, which cannot come back as what it is, or more
+            than ``LARGEST_RELEASE``.
         TransportError: ``io.*``.
     """
-    found = {}
+    found: dict[str, bytes] = {}
+    total = 0
     try:
         for place, folders, names in os.walk(folder, onerror=_raise):
             for name in (*names, *(name for name in folders if Path(place, name).is_symlink())):
                 path = Path(place, name)
-                if not stat.S_ISREG(path.lstat().st_mode):
+                status = path.lstat()
+                if not stat.S_ISREG(status.st_mode):
                     raise SpecError(
                         "modal.project", f"{show(str(path))} is no regular file: a release folder on Modal has folders "
                         "and files only", where=str(path),
+                    )  # fmt: skip
+                if (total := total + status.st_size) > LARGEST_RELEASE:
+                    raise SpecError(
+                        "modal.project", f"{show(str(folder))} holds more than {LARGEST_RELEASE >> 20} MiB (at "
+                        f"{show(name)}): a release folder has records only, and archives stay on the volume",
+                        where=str(path),
                     )  # fmt: skip
                 found[str(path.relative_to(folder))] = path.read_bytes()
     except FileNotFoundError as error:

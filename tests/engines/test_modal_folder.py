@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 import os
 import tarfile
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
+from oci_builder.engines import modal_project
+from oci_builder.engines.modal_container import refuse_other_image
 from oci_builder.engines.modal_project import folder_state, folder_text, take_folder
 from oci_builder.model.errors import ConflictError, SpecError, TransportError
+from oci_builder.model.spec import load_spec
 from tests.engines.test_modal_project import request, round_trip, write_spec
 
 
@@ -111,3 +116,35 @@ def test_a_damaged_or_straying_answer_changes_nothing(text: str, tmp_path: Path)
         take_folder(text, tmp_path / "r1", {})
     assert error.value.code == "modal.result"
     assert folder_state(tmp_path) == {"r1/portable.json": b"kept"}
+
+
+def test_a_folder_with_archives_in_it_is_no_release_folder(tmp_path: Path) -> None:
+    """It is read into memory: a home folder, named by mistake, must not be."""
+    with (tmp_path / "archive").open("wb") as file:
+        file.truncate(modal_project.LARGEST_RELEASE + 1)
+    with pytest.raises(SpecError) as caught:
+        folder_state(tmp_path)
+    assert caught.value.code == "modal.project"
+
+
+@pytest.mark.parametrize(
+    ("record", "refused"),
+    [
+        ('{"reference": "x:t"}', False),
+        ('{"reference": "y:t"}', True),
+        ('{"reference": "x:u"}', True),
+        ("not json", False),
+        ("[]", False),
+        (None, False),
+    ],
+)
+def test_two_projects_whose_releases_have_one_name_do_not_share_a_folder_of_the_volume(
+    tmp_path: Path, record: str | None, refused: bool
+) -> None:
+    value = {"name": "x", "tag": "t", "base": {"scratch": True}, "prefix": "/p", "tiers": {"a": {"path": "/vol/a"}}}
+    (tmp_path / "spec.json").write_text(json.dumps(value))
+    if record is not None:
+        (tmp_path / "container.json").write_text(record)
+    with pytest.raises(ConflictError) if refused else nullcontext() as caught:
+        refuse_other_image(tmp_path, load_spec(tmp_path / "spec.json"))
+    assert caught is None or caught.value.code == "release.exists"
