@@ -114,8 +114,8 @@ class Seen:
         return "\n".join(steps)
 
 
-def drive(plane: RunningPlane, folder: Path, sha: str, *names: str) -> None:
-    (folder / "spec.json").write_bytes(spec().canonical())
+def drive(plane: RunningPlane, folder: Path, sha: str, *names: str, **changes: Any) -> None:
+    (folder / "spec.json").write_bytes(spec(**changes).canonical())
     (folder / "inputs.tar").write_bytes(b"inputs")
     (folder / "ensure_runtime.sh").write_bytes(b"installer")
     done = subprocess.run(

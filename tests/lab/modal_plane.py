@@ -171,6 +171,8 @@ class Objects:
 
     def __init__(self, world: World) -> None:
         self._world = world
+        self._streams: Counter[str] = Counter()
+        self._lost: list[asyncio.Task[None]] = []
 
     async def ClientHello(self, request: Message, stream: Any) -> None:
         pass
@@ -204,14 +206,14 @@ class Objects:
 
     async def AppGetLogs(self, request: Message, stream: Any) -> AsyncIterator[Message]:
         lines = self._world.log_of(request.app_id)
+        self._streams[request.app_id] += 1
         while True:
             try:
                 line = await asyncio.wait_for(lines.get(), request.timeout or 55)
             except TimeoutError:
                 return
             except asyncio.CancelledError:
-                # The service misses the client's heartbeats; here its connection has gone.
-                self._world.end_app(request.app_id, "lost")
+                self._lost.append(asyncio.create_task(self._end_unless_back(request.app_id, self._streams[request.app_id])))
                 raise
             if line is None:
                 yield pb.TaskLogsBatch(app_done=True)
@@ -219,6 +221,12 @@ class Objects:
             task, channel, text = line
             entry = pb.TaskLogs(data=text, file_descriptor=channel)
             yield pb.TaskLogsBatch(entry_id=self._world.ids.new("entry"), task_id=task, items=[entry])
+
+    async def _end_unless_back(self, app: str, stream: int) -> None:
+        """The service ends an App whose client's heartbeats it misses; here, one whose connection has gone for good."""
+        await asyncio.sleep(3)
+        if self._streams[app] == stream:
+            self._world.end_app(app, "lost")
 
     async def MountBatchedCheckExistence(self, request: Message, stream: Any) -> Message:
         missing = [h for h in request.sha256_hex_hashes if h not in self._world.files]
