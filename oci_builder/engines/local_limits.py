@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -117,8 +118,11 @@ def leave_network() -> None:
         namespaces.raise_loopback()
         left = interfaces()
     except OSError as error:
+        # What the kernel says of a namespace too many speaks of disks.
+        full = error.errno == errno.ENOSPC
+        said = "the limit on namespaces is reached (sysctl user.max_*_namespaces)" if full else str(error)
         raise PolicyError(
-            "needs.network", f"the stage must run without network, and no network namespace can be made here: {error}; "
+            "needs.network", f"the stage must run without network, and no network namespace can be made here: {said}; "
             "run it as root, or allow user namespaces",
         ) from None  # fmt: skip
     if left != ["lo"]:

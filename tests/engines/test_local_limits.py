@@ -7,11 +7,13 @@ import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from oci_builder.engines.local_limits import find_gpus, require_gpus, require_scratch
+from chroot_exec import syscalls
+from oci_builder.engines.local_limits import find_gpus, leave_network, require_gpus, require_scratch
 from oci_builder.engines.needs import Needs
 from oci_builder.model.errors import OciBuilderError, PolicyError
 from oci_builder.model.events import Event, silent
@@ -147,3 +149,46 @@ def test_where_namespaces_are_forbidden_the_stage_is_refused(needs) -> None:  # 
     done = run_probe("setpriv", "--bounding-set", "-sys_admin", "--inh-caps", "-sys_admin")
     assert done.returncode != 0
     assert "needs.network" in done.stderr
+
+
+def in_namespace_without_more(check: Callable[[], bool]) -> int:
+    """Exit status of a child that is user 1000 of a user namespace in which no other may be made: 0 where ``check``."""
+    ready, go = os.pipe(), os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        status = 70
+        try:
+            syscalls.unshare(syscalls.CLONE_NEWUSER)
+            os.write(ready[1], b"x")
+            os.read(go[0], 1)
+            Path("/proc/sys/user/max_user_namespaces").write_text("0")
+            os.setgroups([])
+            os.setresgid(1000, 1000, 1000)
+            os.setresuid(1000, 1000, 1000)
+            status = 0 if check() else 1
+        finally:
+            os._exit(status)
+    os.close(ready[1])
+    if not os.read(ready[0], 1):
+        os.waitpid(pid, 0)
+        pytest.skip("needs user namespaces")
+    for name in ("uid_map", "gid_map"):
+        Path(f"/proc/{pid}/{name}").write_text("0 0 65536")
+    os.write(go[1], b"x")
+    for fd in (ready[0], *go):
+        os.close(fd)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def test_an_ordinary_user_who_may_make_no_namespaces_is_refused(needs) -> None:  # type: ignore[no-untyped-def]
+    """It does not run with the network instead."""
+    needs(root=True)
+
+    def refused() -> bool:
+        try:
+            leave_network()
+        except PolicyError as error:
+            return error.code == "needs.network" and "max_" in error.message and "No space" not in error.message
+        return False
+
+    assert in_namespace_without_more(refused) == 0
