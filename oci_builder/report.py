@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from oci_builder.model.errors import SpecError, show
+from oci_builder.model.errors import CheckFailed, SpecError, show
 from oci_builder.model.gates import Gate, TrustPolicy
 from oci_builder.release.files import write_result
 from oci_builder.release.folder import ReleaseFolder
@@ -36,12 +36,24 @@ def report_data(
     return {
         "release": release.release,
         "qualification": release.evaluate(gates, policy, now, spec).to_json(),
+        "files": _files(release, policy, now),
         "layers": layers,
         "tiers": _tiers(layers),
         "packages": _inventories(release),
         "readiness": _readiness(release),
         "receipts": [_receipt(n, d, policy, now, release.subjects()) for n, d in release.envelopes().items()],
     }
+
+
+def _files(release: ReleaseFolder, policy: TrustPolicy, now: datetime) -> dict[str, str]:
+    """Whether what the page shows is what was recorded: ``recorded``, ``changed`` or ``unprotected``, in words too."""
+    try:
+        release.check_files(policy, now)
+    except CheckFailed as error:
+        return {"state": "changed", "why": error.message}
+    if release.protected(policy, now):
+        return {"state": "recorded", "why": "as a signed record receipt has them"}
+    return {"state": "unprotected", "why": "no record receipt of a trusted key has the digests of these files"}
 
 
 def write_report(data: Mapping[str, Any], path: Path) -> None:

@@ -19,6 +19,7 @@ _STYLE = """
 color:var(--ink);font:15px/1.5 system-ui,sans-serif}
 h1{font-size:28px;margin:0;display:flex;gap:14px;align-items:center}h2{font-size:18px;margin:40px 0 12px}
 code{font:12.5px/1.4 ui-monospace,monospace;overflow-wrap:anywhere}p{margin:6px 0}.soft{color:var(--soft)}
+.wide{overflow-x:auto}
 .pill{font-size:13px;font-weight:600;padding:2px 12px;border-radius:99px;border:1.5px solid;white-space:nowrap}
 .met,.pass,.verified{color:var(--met)}.failed,.fail,.error{color:var(--failed)}
 .open,.candidate,.superseded,.deferred,.skipped{color:var(--open)}
@@ -75,7 +76,8 @@ def _cell(text: object, kind: str = "") -> str:
 
 def _table(head: Sequence[str], rows: Iterable[str], numeric: Sequence[int] = ()) -> str:
     cells = "".join(f'<th class="num">{h}</th>' if i in numeric else f"<th>{h}</th>" for i, h in enumerate(head))
-    return f"<table><thead><tr>{cells}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+    table = f"<table><thead><tr>{cells}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+    return f'<div class="wide">{table}</div>'
 
 
 def _items(lines: Sequence[str]) -> str:
@@ -92,7 +94,10 @@ def _header(data: Mapping[str, Any], verdict: Mapping[str, Any]) -> str:
     rows = (f"<tr>{_cell(n)}<td><code>{escape(s)}</code></td></tr>" for n, s in sorted(verdict["subjects"].items()))
     pill = f'<span id="state" class="pill {state}" data-state="{state}">{state}</span>'
     when = f'<p class="soft">Judged at {escape(verdict["evaluated_at"])}. A gate is met by signed receipts only.</p>'
-    return f"<h1>{escape(data['release'])} {pill}</h1>{when}{_table(('archive', 'sha256'), rows)}"
+    files, kind = data["files"], {"recorded": "met", "changed": "failed"}.get(data["files"]["state"], "open")
+    mark = f'<span id="files" class="{kind}" data-state="{escape(files["state"])}">{escape(files["why"])}</span>'
+    said = f"<p>Files: {mark}</p>"
+    return f"<h1>{escape(data['release'])} {pill}</h1>{when}{said}{_table(('archive', 'sha256'), rows)}"
 
 
 def _gates(gates: Sequence[Mapping[str, Any]]) -> str:
@@ -101,15 +106,16 @@ def _gates(gates: Sequence[Mapping[str, Any]]) -> str:
         name, state = escape(gate["name"]), escape(gate["state"])
         title = f'<p class="soft">{escape(gate["title"])}</p>' if gate["title"] else ""
         need = "required" if gate["required"] else "not required"
-        why = _items([*gate["reasons"], *(f"receipt {r}" for r in gate["receipts"])])
+        shown = "".join(f'<p><code class="soft">{escape(r)}</code></p>' for r in gate["receipts"])
+        why = _items(gate["reasons"]) + shown
         before = _items([f"earlier: {h}" for h in gate["history"]])
         rows.append(
-            f'<tr data-gate="{name}" data-state="{state}"><td><b>{name}</b>{title}</td><td>{_state(state)}</td>'
-            f"<td>{need}</td><td>{why}{before}</td></tr>"
+            f'<tr data-gate="{name}" data-state="{state}"><td><b>{name}</b>{title}</td>'
+            f'<td>{_state(state)}<br><span class="soft">{need}</span></td><td>{why}{before}</td></tr>'
         )
     met = sum(g["state"] == "met" for g in gates)
     head = f'<h2>Gates <span class="soft" id="met">{met} of {len(gates)} met</span></h2>'
-    return head + _table(("gate", "state", "", "why"), rows)
+    return head + _table(("gate", "state", "by"), rows)
 
 
 def _layers(layers: Sequence[Mapping[str, Any]]) -> str:
@@ -133,8 +139,8 @@ def _layers(layers: Sequence[Mapping[str, Any]]) -> str:
 
 def _box(layer: Mapping[str, Any], x: float, y: float, w: float, h: float) -> str:
     label = f"{layer['name']} · {size(layer['tar_size'])}"
-    fits = w > 7.2 * len(label) + 12 and h > 24
-    text = f'<text x="{x + 10:.1f}" y="{y + 20:.1f}">{escape(label)}</text>' if fits else ""
+    fit = next((t for t in (label, layer["name"]) if w > 7.2 * len(t) + 12 and h > 24), "")
+    text = f'<text x="{x + 10:.1f}" y="{y + 20:.1f}">{escape(fit)}</text>' if fit else ""
     colour = _COLOURS[layer["kind"]]
     return (
         f'<g><title>{escape(label)}</title><rect x="{x:.2f}" y="{y:.2f}" width="{w:.2f}" height="{h:.2f}" rx="4" '

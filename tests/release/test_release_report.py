@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import re
@@ -107,6 +108,7 @@ def agrees(html: str, data: dict[str, Any]) -> None:
         r["code"] for r in data["readiness"]["rows"]
     ]
     assert [a["data-ok"] for _, a in page.tags if a.get("id") == "ready"] == [str(data["readiness"]["ok"])]
+    assert [a["data-state"] for _, a in page.tags if a.get("id") == "files"] == [data["files"]["state"]]
     for gate in verdict["gates"]:
         assert all(reason in page.text for reason in gate["reasons"])
     for tier in data["tiers"]:
@@ -119,6 +121,19 @@ def test_the_page_says_what_the_json_says(folder: Path) -> None:
     data = report_data(folder, GATES, POLICY, NOW)
     assert [g["state"] for g in data["qualification"]["gates"]] == ["met", "failed", "open"]
     assert json.loads(json.dumps(data)) == data
+    agrees(render(data).decode(), data)
+
+
+def test_the_page_says_whether_its_files_are_those_that_were_recorded(folder: Path) -> None:
+    """A page shows licences, sizes and hashes; without a record receipt anybody may have written them."""
+    assert report_data(folder, GATES, POLICY, NOW)["files"]["state"] == "unprotected"
+    files = {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in folder.iterdir() if p.is_file()}
+    write_receipt(folder / "receipts", receipt("record", details={"files": files}), SUBJECTS, KEY)
+    assert report_data(folder, GATES, POLICY, NOW)["files"]["state"] == "recorded"
+    inventory = folder / "inventory-base.json"
+    inventory.write_bytes(inventory.read_bytes().replace(b"MIT", b"BSD"))
+    data = report_data(folder, GATES, POLICY, NOW)
+    assert data["files"]["state"] == "changed" and "inventory-base.json" in data["files"]["why"]
     agrees(render(data).decode(), data)
 
 
@@ -191,7 +206,7 @@ def test_a_page_replaces_a_file_and_nothing_else(folder: Path, tmp_path: Path) -
         assert stat.S_ISCHR(device.lstat().st_mode)
 
 
-@pytest.mark.skipif(not CHROMIUM, reason="chromium is not installed")
+@pytest.mark.skipif(not CHROMIUM, reason="no browser: install chromium, or nobody looks at the page")
 class TestBrowser:
     def test_the_rendered_page_agrees_with_the_json(self, folder: Path, tmp_path: Path) -> None:
         data = report_data(folder, GATES, POLICY, NOW)
