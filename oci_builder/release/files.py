@@ -6,6 +6,7 @@ import errno
 import os
 import secrets
 import stat
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -73,7 +74,7 @@ def create_exclusively(path: Path, data: bytes, *, mode: int = 0o644, code: str 
     except OSError as error:
         raise io_error(error, path) from None
     finally:
-        temp.unlink(missing_ok=True)
+        _remove(temp)
 
 
 def replace_file(path: Path, data: bytes, *, mode: int = 0o644) -> None:
@@ -87,7 +88,7 @@ def replace_file(path: Path, data: bytes, *, mode: int = 0o644) -> None:
         temp.replace(path)
         _sync_folder(path.parent)
     except OSError as error:
-        temp.unlink(missing_ok=True)
+        _remove(temp)
         raise io_error(error, path) from None
 
 
@@ -120,9 +121,15 @@ def _write_temp(path: Path, data: bytes, mode: int) -> Path:
             os.fchmod(fd, mode)
             os.fsync(fd)
     except OSError as error:
-        temp.unlink(missing_ok=True)
+        _remove(temp)
         raise io_error(error, path) from None
     return temp
+
+
+def _remove(temp: Path) -> None:
+    # On a read-only disk even a file that is not there cannot be removed; the first error is the one to tell.
+    with suppress(OSError):
+        temp.unlink()
 
 
 def _sync_folder(folder: Path) -> None:

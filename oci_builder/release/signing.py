@@ -105,14 +105,20 @@ def load_key(path: Path) -> SigningKey:
     data = _read_private(path)
     try:
         key = serialization.load_pem_private_key(data, password=None)
-    except (ValueError, TypeError, UnsupportedAlgorithm):
+    except TypeError:
+        raise _no_key(path, "it is encrypted, and keys here have no passphrase") from None
+    except (ValueError, UnsupportedAlgorithm):
         # The parser's message may quote the file, so it is not passed on.
-        raise FormatError(
-            "key.format", f"{show(str(path))}: not an unencrypted PEM private key", where=str(path)
-        ) from None
+        raise _no_key(path, "not a PEM private key (PKCS #8)") from None
     if not isinstance(key, Ed25519PrivateKey):
-        raise FormatError("key.format", f"{show(str(path))}: not an Ed25519 key", where=str(path))
+        raise _no_key(path, "not an Ed25519 key")
+    if data.count(b"-----BEGIN ") != 1:
+        raise _no_key(path, "more than one key")
     return SigningKey(key)
+
+
+def _no_key(path: Path, why: str) -> FormatError:
+    return FormatError("key.format", f"{show(str(path))}: {why}; oci-builder key new makes one", where=str(path))
 
 
 def _read_private(path: Path) -> bytes:

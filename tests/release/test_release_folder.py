@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from oci_builder.model.errors import CheckFailed, ConflictError, FormatError, OciBuilderError, SpecError, TransportError
 from oci_builder.model.gates import parse_gates
 from oci_builder.qualification import Rules, check_release, summary, update_release
-from oci_builder.release.files import create_exclusively
+from oci_builder.release.files import create_exclusively, replace_file
 from oci_builder.release.folder import QUALIFICATION, ReleaseFolder
 from oci_builder.release.receipts import write_receipt
 from tests.release.helpers import DOCKER, NOW, OCI, PORTABLE, SUBJECTS, checks, new_key, policy, receipt, trusted
@@ -123,6 +125,23 @@ def test_of_many_writers_one_wins(tmp_path: Path) -> None:
         winners = [n for n in pool.map(attempt, range(40)) if n is not None]
     assert [str(n).encode() for n in winners] == [(tmp_path / "x").read_bytes()]
     assert os.listdir(tmp_path) == ["x"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting takes root")
+@pytest.mark.parametrize("write", [create_exclusively, replace_file])
+def test_a_read_only_disk_is_told_as_one_and_by_the_file_s_name(tmp_path: Path, write: Any) -> None:
+    """B139's kind: the temporary file that could not be made must not be what the message is about."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "ro,size=16k", "tmpfs", str(place)], capture_output=True)
+    if made.returncode:
+        pytest.skip("no mounts here")
+    try:
+        with pytest.raises(TransportError) as caught:
+            write(place / "page.html", b"x")
+    finally:
+        subprocess.run(["umount", str(place)], check=True)
+    assert (caught.value.code, ".tmp" in caught.value.message) == ("io.readonly", False)
 
 
 def test_no_folder_is_an_io_error(tmp_path: Path) -> None:

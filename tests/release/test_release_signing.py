@@ -281,9 +281,27 @@ class TestKeyFiles:
         assert "planted-secret" not in f"{caught.value!r} {caught.value.__cause__!r}"
 
     @pytest.mark.skipif(not shutil.which("openssl"), reason="openssl is not installed")
-    def test_another_kind_of_key_is_refused(self, tmp_path: Path) -> None:
-        subprocess.run(["openssl", "genpkey", "-algorithm", "X25519", "-out", tmp_path / "k"], check=True)
+    @pytest.mark.parametrize(
+        ("how", "why"),
+        [
+            (["-algorithm", "X25519"], "not an Ed25519 key"),
+            (["-algorithm", "RSA", "-pkeyopt", "rsa_keygen_bits:1024"], "not an Ed25519 key"),
+            (["-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256"], "not an Ed25519 key"),
+            (["-algorithm", "ED25519", "-aes256", "-pass", "pass:word"], "encrypted"),
+            (["-algorithm", "ED25519", "-outform", "DER"], "not a PEM private key"),
+        ],
+        ids=["x25519", "rsa", "ec", "encrypted", "der"],
+    )
+    def test_another_kind_of_key_is_refused_and_told(self, tmp_path: Path, how: list[str], why: str) -> None:
+        subprocess.run(["openssl", "genpkey", *how, "-out", tmp_path / "k"], check=True, capture_output=True)
         (tmp_path / "k").chmod(0o600)
+        with pytest.raises(FormatError) as caught:
+            load_key(tmp_path / "k")
+        assert (caught.value.code, why in caught.value.message) == ("key.format", True)
+
+    def test_two_keys_in_a_file_have_two_readings(self, tmp_path: Path) -> None:
+        save_key(KEY, tmp_path / "k")
+        (tmp_path / "k").write_bytes((tmp_path / "k").read_bytes() * 2)
         with pytest.raises(FormatError) as caught:
             load_key(tmp_path / "k")
         assert caught.value.code == "key.format"
