@@ -49,9 +49,9 @@ def encode_layer(
 ) -> EncodedLayer:
     """Compress each element of ``blocks`` as a member of its own and give the members to ``sink``, in order.
 
-    Hashing of the tar, compression and writing overlap; the same blocks give the same bytes with any number of
-    threads. Memory: at most ``threads + 2`` blocks and their members. ``blocks`` is pulled, and ``sink`` called, in
-    the caller's thread; what they raise ends the work and is passed on.
+    Hashing, compression and writing overlap; the same blocks give the same bytes with any number of threads. Memory:
+    at most ``threads + 2`` blocks and their members. ``blocks`` is pulled, and ``sink`` called, in the caller's
+    thread; what they raise ends the work and is passed on.
 
     Args:
         blocks: the tar, each element at most ``BLOCK`` bytes and not changed afterwards.
@@ -64,40 +64,83 @@ def encode_layer(
     Raises:
         ValueError: a block over ``BLOCK`` bytes (that is an error of the caller, not of an input).
     """
-    tar_hash, blob_hash = hashlib.sha256(), hashlib.sha256()
-    members: list[Member] = []
-    queue: deque[tuple[int, Future[None], Future[bytes]]] = deque()
-    tar_size = size = 0
+    pipeline = _Pipeline(sink, codec, max(1, threads))
+    try:
+        for index, block in enumerate(blocks):
+            if len(block) > BLOCK:
+                raise ValueError(f"a block of {len(block)} bytes, the most is {BLOCK}")
+            pipeline.add(block, known(index) if known is not None else None)
+        return pipeline.finish()
+    finally:
+        pipeline.stop()
 
-    def drain() -> None:
-        nonlocal tar_size, size
-        length, hashed, compressed = queue.popleft()
+
+class _Pipeline:
+    """Blocks on their way: hashed and compressed in threads, handed on in order."""
+
+    def __init__(self, sink: Callable[[bytes], object], codec: Codec, threads: int) -> None:
+        self._sink, self._codec, self._most = sink, codec, threads + 1
+        self._tar, self._blob = _Hasher("tar-hash"), _Hasher("blob-hash")
+        self._pool = ThreadPoolExecutor(threads, "compress")
+        self._queue: deque[tuple[int, Future[None], Future[bytes]]] = deque()
+        self._members: list[Member] = []
+
+    def add(self, block: bytes | memoryview, member: bytes | None) -> None:
+        """Take a block, and its member where one was made before."""
+        compressed = self._pool.submit(self._codec.compress, block) if member is None else _done(member)
+        self._queue.append((len(block), self._tar.update(block), compressed))
+        while len(self._queue) > self._most:
+            self._hand_on()
+
+    def _hand_on(self) -> None:
+        length, hashed, compressed = self._queue.popleft()
         data = compressed.result()
-        sink(data)
-        blob_hash.update(data)
+        behind = self._blob.update(data)
+        tar_at, at = self._end()
+        self._members.append(Member(tar_at, length, at, len(data)))
+        self._sink(data)
         hashed.result()
-        members.append(Member(tar_size, length, size, len(data)))
-        tar_size, size = tar_size + length, size + len(data)
+        behind.result()
 
-    with ThreadPoolExecutor(1, "tar-hash") as hasher, ThreadPoolExecutor(max(1, threads), "compress") as pool:
-        try:
-            for index, block in enumerate(blocks):
-                if len(block) > BLOCK:
-                    raise ValueError(f"a block of {len(block)} bytes, the most is {BLOCK}")
-                member = known(index) if known is not None else None
-                compressed = pool.submit(codec.compress, block) if member is None else _done(member)
-                queue.append((len(block), hasher.submit(tar_hash.update, block), compressed))
-                while len(queue) > max(1, threads) + 1:
-                    drain()
-            while queue:
-                drain()
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            hasher.shutdown(wait=False, cancel_futures=True)
-            raise
-    return EncodedLayer(
-        Digest.from_hex(blob_hash.hexdigest()), size, Digest.from_hex(tar_hash.hexdigest()), tar_size, tuple(members)
-    )
+    def _end(self) -> tuple[int, int]:
+        """Bytes of tar and of blob so far."""
+        if not self._members:
+            return 0, 0
+        last = self._members[-1]
+        return last.tar_offset + last.tar_size, last.blob_offset + last.blob_size
+
+    def finish(self) -> EncodedLayer:
+        """Hand on what is left."""
+        while self._queue:
+            self._hand_on()
+        tar_size, size = self._end()
+        return EncodedLayer(self._blob.digest(), size, self._tar.digest(), tar_size, tuple(self._members))
+
+    def stop(self) -> None:
+        """End the threads; what they have not begun is dropped. Idempotent."""
+        self._pool.shutdown(cancel_futures=True)
+        self._tar.stop()
+        self._blob.stop()
+
+
+class _Hasher:
+    """SHA-256 in a thread of its own, in the order of the calls."""
+
+    def __init__(self, name: str) -> None:
+        self._hash = hashlib.sha256()
+        self._pool = ThreadPoolExecutor(1, name)
+
+    def update(self, data: bytes | memoryview) -> Future[None]:
+        """Hash ``data``, which must not change until that is done."""
+        return self._pool.submit(self._hash.update, data)
+
+    def digest(self) -> Digest:
+        """Of what is hashed; everything asked for must be done."""
+        return Digest.from_hex(self._hash.hexdigest())
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._pool.shutdown(cancel_futures=True)
 
 
 def _done(member: bytes) -> Future[bytes]:
