@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.measure import Run, have, ours, run
+from bench.measure import Run, have, ours, run, warm
 from bench.servers import dockerd, registry
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ _HELPER = Path(__file__).resolve().parent.parent / "layers/files/ensure_runtime.
 def bench_unpack(b: Bench, oci: Path, docker: Path) -> None:
     """unpack against umoci (with skopeo in front), docker load and podman load of the same image."""
     target, layout = b.work / "tree", b.work / "layout"
+    warm(oci, docker)
     taken = b.row("ours: unpack", ours("unpack", oci, target))
     shutil.rmtree(target)
     copied = b.row("peer: skopeo to a layout", run(["skopeo", "copy", "-q", f"oci-archive:{oci}", f"oci:{layout}:t"]))
@@ -85,6 +86,7 @@ def _skopeo(b: Bench, ref: str) -> Run:
 def bench_install(b: Bench, portable: Path) -> None:
     """ensure_runtime.sh (which also hashes the archive and records every file) against tar xzf."""
     target = b.work / "installed"
+    warm(portable)
     sha = json.loads((b.out / "portable.json").read_text())["sha256"]
     taken = b.row("ours: ensure_runtime.sh", run(["bash", _HELPER, portable, sha, target]))
     shutil.rmtree(target)

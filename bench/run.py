@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.consumers import bench_install, bench_pull, bench_unpack
-from bench.measure import Run, ours, run, size, warm
+from bench.measure import Run, ours, run, shell, size, warm
 from bench.peers import contestants
 
 OCI, DOCKER, PORTABLE = "runtime.oci.tar", "runtime.docker.tar.gz", "runtime.tar.gz"
@@ -116,16 +116,22 @@ def bench_docker_archive(b: Bench) -> None:
         "import sys; from pathlib import Path; from bench.docker import rewrite; rewrite(Path(sys.argv[1]), "
         "Path(sys.argv[2]), Path(sys.argv[3]))"
     )
+    # Our archives pass the page cache by: each finds what it reads in it, or cp would be measured against the disk.
+    warm(b.out / DOCKER, b.cache / "store")
     copy = b.row("limit: cp of docker.tar.gz", run(["cp", b.out / DOCKER, target]))
+    target.unlink()
+    synced = b.row("limit: cp and sync of docker.tar.gz", shell(f"cp '{b.out / DOCKER}' '{target}'; sync '{target}'"))
     target.unlink()
     taken = b.row("ours: docker.tar.gz from finished layers", run([sys.executable, "-c", code, b.out, b.cache, target]))
     target.unlink()
     b.ratio("docker.tar.gz over cp", taken.wall / copy.wall, "<= 1.2")
+    b.ratio("docker.tar.gz (which is synced) over cp and sync", taken.wall / synced.wall, "<= 1.2")
 
 
 def bench_verify(b: Bench) -> None:
     """Both archives against hashing them, and the uncompressed layers, once."""
     oci, docker = b.out / OCI, b.out / DOCKER
+    warm(oci, docker)
     floor = b.row("limit: sha256sum of both", run(["sha256sum", oci, docker]))
     floor += b.row("limit: sha256sum of the tars (scaled)", _tars(b))
     taken = b.row("ours: verify both", ours("verify", oci, docker, "--profile", "strict"))
