@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import gzip
 import os
 import random
@@ -9,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,6 +26,7 @@ from tests.lab import tarlang as t
 from tests.lab.archives import Lab, dump, entry, files, sha, tar, write
 from tests.lab.oracle import differences, tree
 
+ROOT = Path(__file__).parents[1]
 root_only = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
 
@@ -334,3 +337,36 @@ def test_a_link_to_nothing_is_no_destination(tmp_path: Path) -> None:
     with pytest.raises(ConflictError) as error:
         unpack_image(archive, tmp_path / "link")
     assert error.value.code == "unpack.not_empty" and not (tmp_path / "nowhere").exists()
+
+
+@root_only
+def test_b129_links_out_of_the_root_and_setuid_are_content(tmp_path: Path) -> None:
+    """What Python's own extraction filters refuse or change, and differently from version to version."""
+    layer = tar(
+        entry("usr/bin/su", b"#!", mode=0o4755, uid=0, gid=7),
+        entry("etc/alternatives/su", type=tarfile.SYMTYPE, linkname="/usr/bin/su"),
+        entry("etc/up", type=tarfile.SYMTYPE, linkname="../../../usr/bin/su"),
+        entry("var/group", type=tarfile.DIRTYPE, mode=0o2775, gid=7),
+    )
+    unpack_image(write(tmp_path / "a.tar", Lab(layers=[layer]).oci()), tmp_path / "root")
+    su = (tmp_path / "root/usr/bin/su").lstat()
+    assert (su.st_mode & 0o7777, su.st_gid) == (0o4755, 7)
+    assert (tmp_path / "root/var/group").stat().st_mode & 0o7777 == 0o2775
+    assert os.readlink(tmp_path / "root/etc/alternatives/su") == "/usr/bin/su"
+    assert os.readlink(tmp_path / "root/etc/up") == "../../../usr/bin/su"
+
+
+def test_b129_nothing_on_the_way_asks_pythons_tar() -> None:
+    """So that the tree is the same whatever filter a Python has by default."""
+    folders = ("rootfs", "wire", "judge", "transports", "store")
+    paths = [p for folder in folders for p in (ROOT / "oci_builder" / folder).rglob("*.py")]
+    paths += [ROOT / "oci_builder/unpack.py", *(ROOT / "layers/files").rglob("*.py"), *(ROOT / "chroot_exec").rglob("*.py")]
+    named = {p.name for p in paths for node in ast.walk(ast.parse(p.read_bytes())) if _imports_tarfile(node)}
+    assert len(paths) > 50 and named == set()
+
+
+def _imports_tarfile(node: ast.AST) -> bool:
+    names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+    names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+    called = isinstance(node, ast.Attribute) and node.attr == "unpack_archive"
+    return called or "tarfile" in names

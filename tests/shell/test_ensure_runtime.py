@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.chroot.test_pythons import VERSIONS, interpreter
 from tests.conftest import Built
 from tests.shell.hub import CDN, ELSEWHERE, Hub
 
@@ -233,6 +234,22 @@ def test_a_full_disk_is_said_before_work(quick: Built, tmp_path: Path, needs: ob
         assert list(disk.iterdir()) == []
     finally:
         subprocess.run(["umount", disk], check=True)
+
+
+def test_with_an_empty_environment_only_the_prefix_must_be_said(quick: Built, tmp_path: Path) -> None:
+    """B057: sudo and batch systems drop TMPDIR and HOME; staging lies beside the prefix, and needs neither."""
+    words = ["env", "-i", "bash", str(SCRIPT), str(quick.portable), sha(quick.portable)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and "HOME is not set" in done.stderr
+    done = subprocess.run([*words, str(tmp_path / "rt")], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and tree(tmp_path / "rt") == by_tar(quick.portable, tmp_path / "tar"), done.stderr
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_b129_every_python_gives_the_same_tree(quick: Built, tmp_path: Path, version: str) -> None:
+    done = script(quick.portable, sha(quick.portable), tmp_path / "rt", NRL_PYTHON=interpreter(version))
+    assert done.returncode == 0, done.stderr
+    assert tree(tmp_path / "rt") == by_tar(quick.portable, tmp_path / "tar")
 
 
 def archive_of(folder: Path, *members: tuple[tarfile.TarInfo, bytes]) -> Path:
