@@ -10,6 +10,7 @@ import binascii
 import json
 import os
 import re
+import stat
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -86,6 +87,8 @@ def config_path() -> Path:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise _bad(path, "is not a file")  # a pipe would be waited for
         data = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         return {}

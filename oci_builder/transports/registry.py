@@ -220,7 +220,7 @@ class RegistryClient:
                 said = registry_says(response.read(1 << 16))
         where = redact_url(response.url)
         text = redact(f"{where}: HTTP status {response.status}{said}", self.auth.secrets)
-        code = "auth" if response.status in (401, 403) else "http.status"
+        code = {401: "auth", 403: "auth", 407: "http.proxy"}.get(response.status, "http.status")
         raise TransportError(code, text, where=where, expected=list(statuses), actual=response.status)
 
     def wait(self, attempt: int, why: str, retry_after: str | None = None) -> None:
@@ -379,7 +379,7 @@ def _error_of(error: Exception, where: str, secrets: tuple[str, ...]) -> Transpo
             timed_out = "Read timed out" in text
             code, why = ("http.timeout", "no answer in time") if timed_out else ("http.connect", "no connection")
         case requests.exceptions.InvalidURL() | requests.exceptions.InvalidSchema():
-            code, why = "http.url", "not an address that can be asked"
+            code, why = "http.url", "not an address that can be asked, or the proxy's is none (HTTPS_PROXY, HTTP_PROXY)"
         case OSError() if "CA certificate bundle" in text:
             code, why = "http.tls", "the file of certificate authorities is missing"
         case _:

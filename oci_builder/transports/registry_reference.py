@@ -12,7 +12,7 @@ from oci_builder.model.spec import NAME_PATTERN, TAG_PATTERN
 DOCKER_HUB = "docker.io"
 _HUB_API = "registry-1.docker.io"
 _HUB_NAMES = frozenset({DOCKER_HUB, "index.docker.io", _HUB_API})
-_LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,62}[A-Za-z0-9])?"
+_LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 _HOST = re.compile(rf"(?:{_LABEL}(?:\.{_LABEL})*|\[[0-9A-Fa-f:.]{{2,45}}\])(?::[0-9]{{1,5}})?\Z")
 _REPOSITORY = re.compile(NAME_PATTERN)
 _TAG = re.compile(TAG_PATTERN)

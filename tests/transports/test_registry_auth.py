@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import stat
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -242,6 +244,14 @@ def test_a_malformed_config_is_named_and_not_quoted(config: Path, text: str) -> 
     assert error.value.code == "spec.credentials"
     assert str(config) in error.value.message
     assert "hunter2" not in error.value.message
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_a_config_that_is_no_file_is_not_waited_for(config: Path, make: Callable[[Path], None]) -> None:
+    make(config)
+    with pytest.raises(SpecError) as error:
+        docker_credential("r.test", "x")
+    assert (error.value.code, str(config) in error.value.message) == ("spec.credentials", True)
 
 
 def _helper(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:

@@ -182,7 +182,7 @@ def test_references(text: str, host: str, repository: str, tag: str | None) -> N
 @pytest.mark.parametrize(
     "text",
     ["", "UPPER", "a:b:c", "a/../b", "a//b", "/a", "a/", "r.test:99999/a", "r.test:0/a", "https://r.test/a", "a b",
-     "r.test/a:-", "-.test/a", "user:pw@r.test/a", "a\nb", "a\n", "a:b\n", "r.test/" + "a" * 300],
+     "r.test/a:-", "-.test/a", "user:pw@r.test/a", "a\nb", "a\n", "a:b\n", "l" * 64 + ".test/a", "r.test/" + "a" * 300],
 )  # fmt: skip
 def test_references_that_are_none(text: str) -> None:
     with pytest.raises(SpecError) as error:

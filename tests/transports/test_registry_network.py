@@ -134,6 +134,29 @@ def test_a_proxy_that_is_not_there_is_an_error_without_its_password(
     assert "pr0xy-pass" not in f"{error.value} {error.value.fields} {notes}"
 
 
+def test_a_proxy_that_wants_a_login_is_named_for_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plain HTTP has no tunnel that could fail: the proxy's refusal comes as the answer."""
+    with Registry() as registry:
+        monkeypatch.setenv("HTTP_PROXY", f"http://me:pr0xy-pass@{registry.host}")
+        registry.faults = [status(407)]
+        registry.host = "registry.test"
+        with pytest.raises(TransportError) as error:
+            pull_from(registry, Digest.of(b"x"), tmp_path, plain_http=True)
+    assert error.value.code == "http.proxy" and "407" in error.value.message
+    assert "pr0xy-pass" not in error.value.message
+
+
+@pytest.mark.parametrize("proxy", ["http://[::1", "http://127.0.0.1:99999"])
+def test_a_malformed_proxy_is_no_fault_of_the_registry(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, proxy: str
+) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", proxy)
+    with Registry() as registry, pytest.raises(TransportError) as error:
+        registry.host = "registry.test"
+        pull_from(registry, Digest.of(b"x"), tmp_path)
+    assert error.value.code in ("http.url", "http.proxy") and "HTTPS_PROXY" in error.value.message
+
+
 def test_plain_http_needs_the_flag_elsewhere() -> None:
     with Registry() as registry:
         registry.host = "registry.test"
