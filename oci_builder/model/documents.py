@@ -5,7 +5,8 @@ Sources: image-spec descriptor.md, manifest.md, image-index.md, config.md; docke
 
 from __future__ import annotations
 
-from typing import Annotated, Any, TypeVar
+from functools import cache
+from typing import Annotated, Any, TypeVar, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, StrictStr, ValidationError
 from pydantic_core import PydanticCustomError
@@ -185,10 +186,7 @@ def field_error(error: ValidationError, where: str) -> OciBuilderError:
 
 def _one_schema(model: type[Document], value: dict[str, Any], where: str) -> None:
     both = _FOREIGN_KEYS.get(model, frozenset()) & value.keys()
-    names = {(f.alias or n) for n, f in model.model_fields.items()}
-    # Go's decoder takes "Layers" for "layers": a second reading of the same document.
-    folded = {n.lower() for n in names}
-    both |= {k for k in value if k not in names and k.lower() in folded}
+    both |= _respelled(model, value)
     if value.get("schemaVersion") == 1 or ("fsLayers" in value and "config" not in value):
         raise FormatError(
             "media.schema1", f"{where}: Docker manifest schema 1 is not supported; ask for schema 2 or OCI", where=where
@@ -201,6 +199,31 @@ def _one_schema(model: type[Document], value: dict[str, Any], where: str) -> Non
             where=where,
             actual=keys,
         )
+
+
+def _respelled(model: type[Document], value: dict[str, Any]) -> set[str]:
+    """Keys, at any depth, that Go's decoder takes for others ("Layers" for "layers", a long s for an s)."""
+    inner = _inner_documents(model)
+    folded = {name.casefold() for name in inner}
+    found = {key for key in value if key not in inner and key.casefold() in folded}
+    for name, kind in inner.items():
+        below = value.get(name)
+        for item in below if isinstance(below, list) else [below]:
+            if kind is not None and isinstance(item, dict):
+                found |= _respelled(kind, item)
+    return found
+
+
+@cache
+def _inner_documents(model: type[Document]) -> dict[str, type[Document] | None]:
+    """The keys of a document, and what kind of document is under each, if one is."""
+    out: dict[str, type[Document] | None] = {}
+    for name, info in model.model_fields.items():
+        kinds = [info.annotation]
+        while kinds and not (isinstance(kinds[0], type) and issubclass(kinds[0], Document)):
+            kinds = [*get_args(kinds[0]), *kinds[1:]]
+        out[info.alias or name] = kinds[0] if kinds else None  # type: ignore[assignment]
+    return out
 
 
 def _check_kind(document: Document, where: str, limits: Limits) -> None:

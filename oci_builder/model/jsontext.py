@@ -7,7 +7,9 @@ case: two readers of one document must never see two things (in-toto/specificati
 from __future__ import annotations
 
 import json
+import math
 import re
+from collections.abc import Callable
 from typing import Any
 
 from oci_builder.model.errors import FormatError, PolicyError, show
@@ -37,7 +39,8 @@ def load_json(data: bytes, where: str, limits: Limits = DEFAULT_LIMITS, max_size
     try:
         text = data.decode("utf-8")
         value = json.loads(
-            text, object_pairs_hook=_unique(where), parse_constant=_no_constant(where), parse_int=_int(where)
+            text, object_pairs_hook=_unique(where), parse_constant=_no_constant(where), parse_int=_int(where),
+            parse_float=_float(where),
         )
         if _SURROGATE.search(data):
             json.dumps(value, ensure_ascii=False).encode()
@@ -65,6 +68,16 @@ def _check_depth(data: bytes, where: str, bound: int) -> None:
                 )
         elif token in b"]}":
             depth -= 1
+
+
+def _float(where: str) -> Callable[[str], float]:
+    def check(text: str) -> float:
+        value = float(text)
+        if math.isinf(value):
+            raise FormatError("json.number", f"{where}: the number {text[:40]} is out of range", where=where)
+        return value
+
+    return check
 
 
 def _unique(where: str) -> Any:

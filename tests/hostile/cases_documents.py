@@ -98,6 +98,8 @@ CASES: list[Case] = [
     ("C3-05a", "deep JSON", Lab(edit_members=raw_index(b"[" * 5000 + b"]" * 5000)), "json.depth"),
     ("C3-05b", "huge integer", Lab(edit_members=replaced(b'"size":', b'"size":1' + b"0" * 400)), "json.number"),
     ("C3-05c", "NaN", Lab(edit_members=replaced(b'"size":', b'"x":NaN,"size":')), "json.number"),
+    ("C3-05f", "a number beyond all bounds", Lab(edit_members=replaced(b'"size":', b'"x":1e999,"size":')), "json.number"),
+    ("C3-05g", "a key twice, once escaped", Lab(edit_members=replaced(b'"size":', b'"s\\u0069ze":1,"size":')), "json.duplicate"),
     ("C3-05d", "a key twice (B221)", Lab(edit_members=replaced(b'"size":', b'"size":1,"size":')), "json.duplicate"),
     ("C3-05e", "not JSON", Lab(edit_members=raw_index(b'{"schemaVersion": 2,')), "json.syntax"),
     ("C3-06a", "size as text", Lab(edit_descriptor=with_(size="12")), "json.field"),
@@ -105,6 +107,14 @@ CASES: list[Case] = [
     ("C3-06c", "bad media type", Lab(edit_manifest=with_(layers__0__mediaType="layer")), "json.field"),
     ("C3-06d", "manifests null", Lab(edit_index=lambda i: i | {"manifests": None}), "json.field"),
     ("C3-06e", "key in other case", Lab(edit_manifest=with_(Layers=[])), "json.ambiguous"),
+    ("C3-06g", "a variable list in other case", Lab(edit_config=lambda c: c | {"config": {"Env": ["A=1"], "env": ["A=2"]}}),
+        "json.ambiguous"),
+    ("C3-06h", "diff_ids in other case", Lab(edit_config=lambda c: c | {"rootfs": c["rootfs"] | {"Diff_IDs": []}}),
+        "json.ambiguous"),
+    ("C3-06i", "a key with a long s", Lab(edit_manifest=lambda m: m | {"layer\u017f": []}), "json.ambiguous"),
+    ("C3-06j", "a digest in other case", Lab(edit_manifest=lambda m: m | {"layers": [
+        m["layers"][0] | {"Digest": m["layers"][1]["digest"]}, *m["layers"][1:]]}), "json.ambiguous"),
+    ("C3-06k", "labels that differ in case", Lab(edit_config=lambda c: c | {"config": {"Labels": {"a": "", "A": ""}}}), None),
     ("C3-06f", "schema 1", Lab(edit_manifest=with_(schemaVersion=1)), "media.schema1"),
     ("C3-08", "more diff_ids than layers", Lab(edit_config=lambda c: with_(
         rootfs__diff_ids=[*c["rootfs"]["diff_ids"], "sha256:" + "1" * 64])(c)), "config.layers"),
