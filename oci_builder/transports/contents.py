@@ -28,13 +28,13 @@ _LAYER_NAME = re.compile(r"oci-builder: (.*)\Z")
 
 @dataclass(slots=True)
 class Item:
-    """An entry of a layer; ``value`` is equal for entries with equal metadata and content."""
+    """An entry of a layer; ``value`` is equal for entries with equal metadata and content, empty where nobody asked."""
 
     path: bytes
     kind: str
     size: int
     link: bytes
-    value: tuple[Any, ...]
+    value: bytes
 
 
 @dataclass(slots=True)
@@ -156,15 +156,20 @@ class _Items:
 
     def take(self, member: str, entry: TarEntry, reader: TarReader) -> None:
         """Note an entry; its content is hashed on the way where that is asked for."""
+        value = self._value(entry, reader) if self._hashes else b""
+        self.of.setdefault(member, {})[entry.name] = Item(entry.name, str(entry.kind), entry.size, entry.link, value)
+
+    @staticmethod
+    def _value(entry: TarEntry, reader: TarReader) -> bytes:
         content = b""
-        if self._hashes and entry.kind is Kind.FILE:
+        if entry.kind is Kind.FILE:
             hashed = hashlib.sha256()
             for part in reader.pieces():
                 # A hole counts by its length: to hash its zeros would take what an archive pays nothing for.
                 hashed.update(b"hole %d" % part if isinstance(part, int) else part)
             content = hashed.digest()
-        value = (
+        metadata = (
             entry.kind, entry.mode, entry.uid, entry.gid, entry.mtime_ns, entry.link, entry.major, entry.minor,
             tuple(sorted(entry.xattrs.items())), entry.size, content,
         )  # fmt: skip
-        self.of.setdefault(member, {})[entry.name] = Item(entry.name, str(entry.kind), entry.size, entry.link, value)
+        return hashlib.sha256(repr(metadata).encode()).digest()
