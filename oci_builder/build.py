@@ -22,6 +22,7 @@ from oci_builder.model.spec import Spec, load_spec
 from oci_builder.payload.cuda import stage_cuda
 from oci_builder.payload.make import make_runtime
 from oci_builder.payload.runtime import Runtime, add_licences
+from oci_builder.payload.tidy import in_use, note_use, tidy
 from oci_builder.rootfs.layers import WriteOptions, write_layer
 from oci_builder.rootfs.layers_assemble import InlineFile, assemble, place_files, place_tree, rewrite_parents
 from oci_builder.rootfs.layers_base import read_base
@@ -93,7 +94,11 @@ def build(spec_path: Path, out: Path, options: BuildOptions, emit: Emit = silent
         out.mkdir(parents=True, exist_ok=True)
         options.cache.mkdir(parents=True, exist_ok=True)
         with DirStore(options.cache / "store") as store, BuildCache(options.cache / "build.sqlite") as cache:
-            return _Build(spec, folder, out, options, store, cache, emit).run()
+            with in_use(options.cache / "tiers"):
+                result = _Build(spec, folder, out, options, store, cache, emit).run()
+            if not result.unchanged:
+                tidy(options.cache / "tiers", emit)
+            return result
     except OSError as error:
         raise disk_error(error, "building") from None
 
@@ -145,6 +150,8 @@ class _Build:
             self.spec, base.image.layers, self.store, work,
             limits=self.limits, threads=self.options.jobs, emit=self.emit,
         )  # fmt: skip
+        if cuda is not None:
+            note_use(work, f"{self.folder} {self.spec.reference} cuda", [cuda.name])
         plans = self._plans(add_licences(runtime, cuda), base)
         base.image.check_room([(plan.name, plan.content_size) for plan in plans], self.limits)
         made = self._write(plans)

@@ -32,6 +32,7 @@ from oci_builder.model.receipts import DOCKER, OCI, PORTABLE
 from oci_builder.model.report import Report
 from oci_builder.model.spec import Spec, load_spec
 from oci_builder.payload.make import make_runtime
+from oci_builder.payload.tidy import in_use
 from oci_builder.qualification import Rules
 from oci_builder.readiness import readiness
 from oci_builder.record import RecordRequest, record
@@ -52,7 +53,8 @@ def build_stage(request: Request, emit: Emit) -> Outcome:
     path = Path(request.spec)
     spec, folder, work = load_spec(path), path.absolute().parent, Path(request.cache) / "tiers"
     probe_hard_links(Path(request.cache))
-    runtime = make_runtime(spec, folder, work, jobs(request), emit)
+    with in_use(work):
+        runtime = make_runtime(spec, folder, work, jobs(request), emit)
     notes = [f"tier {name}: {place}" for name, place in runtime.tiers.items()]
     notes += [f"{name}: {place}" for name, place in runtime.trees.items()]
     return Outcome({name: digest_of(data) for name, data in runtime.files.items()}, notes=tuple(notes))

@@ -150,6 +150,7 @@ Base = Annotated[
 BuildEnv = dict[Annotated[str, Field(pattern=r"^[A-TV-Za-z_][A-Za-z0-9_]*$")], StrictStr]
 
 
+Python = Annotated[StrictStr, Field(pattern=r"^[^-\s]", description="version, path of an interpreter, or host")]
 Omitted = dict[StrictStr, Annotated[StrictStr, Field(pattern=r"\S")]]
 
 
@@ -163,7 +164,7 @@ class RequirementsTier(SpecModel):
     """A tier installed by uv from a list of names, versions and hashes."""
 
     requirements: Place = Field(description="requirements file with hashes, resolved beforehand")
-    python: StrictStr = Field(default="host", description="version, path of an interpreter, or host")
+    python: Python = "host"
     omit: Omitted = Field(default_factory=dict, description="package left out -> reason")
     build_env: BuildEnv = Field(default_factory=dict, description="variables for packages that are built from source")
 
@@ -173,7 +174,7 @@ class _Locked(SpecModel):
 
     lock: Place | None = Field(default=None, description="a copy of the lock that the project's must equal")
     extras: tuple[StrictStr, ...] = ()
-    python: StrictStr = "host"
+    python: Python = "host"
     omit: Omitted = Field(default_factory=dict)
     build_env: BuildEnv = Field(default_factory=dict)
 

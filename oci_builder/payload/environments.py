@@ -62,8 +62,9 @@ def realize(
     Raises:
         SpecError: ``spec.path`` (list, lock or interpreter), ``payload.uv`` (no uv, or another version),
             ``payload.hardlinks`` (the file system has none), ``payload.omit`` (a package that is not there),
-            ``payload.list`` (a list that takes in other files),
-            ``payload.lock`` and ``payload.commit`` (a checkout that is not the pinned one, or has changes),
+            ``payload.list`` (a list that takes in other files, or that uv cannot install),
+            ``payload.lock`` (also: an extra that it does not have),
+            ``payload.commit`` (a checkout that is not the pinned one, or has changes),
             ``payload.project`` (a package from a folder that the commit does not have).
         IntegrityError: ``payload.hash`` when a package is not what the list says.
         TransportError: ``payload.install`` with uv's own words, ``io.*``.

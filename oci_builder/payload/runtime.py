@@ -50,12 +50,14 @@ class Runtime:
         trees: path below the prefix -> folder: ``python``, ``source``.
         files: path below the prefix -> content: the marker ``runtime.json`` and the tiers' inventories.
         made: at least one tier is uv's work, not somebody's staged tree.
+        kept: names of the folders of the cache that it was made of.
     """
 
     tiers: Mapping[str, Path]
     trees: Mapping[str, Path] = field(default_factory=dict)
     files: Mapping[str, bytes] = field(default_factory=dict)
     made: bool = False
+    kept: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +113,9 @@ def assemble_runtime(
     made = {name: place / "envs" / name for name in inputs.tiers}
     trees = {name: place / name for name in ("python", "source") if (place / name).is_dir()}
     files = {**_marker(spec, inputs.commit), **_inventories(inputs.tiers)}
-    return Runtime({name: made.get(name, path) for name, path in tiers.items()}, trees, files, made=True)
+    kept = [place, *(env.parent for env in inputs.tiers.values()), *([inputs.shipped] if inputs.shipped else [])]
+    whole = {name: made.get(name, path) for name, path in tiers.items()}
+    return Runtime(whole, trees, files, made=True, kept=tuple(path.name for path in kept))
 
 
 def add_licences(runtime: Runtime, cuda: Path | None) -> Runtime:

@@ -38,6 +38,12 @@ _OF_UV = re.compile(
     r"|KEYRING_PROVIDER|CREDENTIALS_DIR|GITHUB_TOKEN|LOCK_TIMEOUT|CONCURRENT_(?:DOWNLOADS|BUILDS|INSTALLS))"
 )
 
+# uv's words about what a list or a lock says, which no other attempt changes.
+_OF_THE_INPUTS = (
+    "In `--require-hashes` mode", "Couldn't parse requirement", "Unexpected '", "No solution found when resolving",
+    "is not defined in the project's", "Failed to parse `uv.lock`",
+)  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class Uv:
@@ -56,6 +62,7 @@ class Uv:
 
         Raises:
             IntegrityError: ``payload.hash`` when a file is not what the list says.
+            SpecError: ``payload.list``, ``payload.lock`` when uv cannot make sense of these.
             TransportError: ``payload.install`` with uv's own words.
         """
         own = {"UV_CACHE_DIR": str(self.cache), "UV_NO_PROGRESS": "1", "UV_PYTHON_DOWNLOADS": "never", **(env or {})}
@@ -191,6 +198,8 @@ def _run(argv: list[str], env: Mapping[str, str], cwd: Path | None = None) -> st
         said = f"{Path(argv[0]).name} {' '.join(argv[1:3])}: {words}"
         if "Hash mismatch" in words:
             raise IntegrityError("payload.hash", said)
+        if any(told in words for told in _OF_THE_INPUTS):
+            raise SpecError("payload.lock" if "sync" in argv[1:2] else "payload.list", said)
         raise TransportError("payload.install", said)
     return done.stdout
 

@@ -11,8 +11,9 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
-from oci_builder.model.errors import IntegrityError, OciBuilderError, SpecError, TransportError
+from oci_builder.model.errors import IntegrityError, OciBuilderError, SpecError
 from oci_builder.model.events import silent
 from oci_builder.model.spec import LockTier, RequirementsTier
 from oci_builder.payload import environments
@@ -151,11 +152,24 @@ def test_wrong_bytes_are_refused_and_leave_nothing(place: Path) -> None:
     assert [p.name for p in (place / "work").iterdir()] == []
 
 
-def test_a_requirement_without_a_hash_is_refused(place: Path) -> None:
-    (place / "base.txt").write_text("one==1.0\n")
-    with pytest.raises(TransportError) as caught:
+@pytest.mark.parametrize(
+    "text",
+    ["one==1.0\n", "one>=1.0 --hash=sha256:" + "0" * 64 + "\n", "one==x --hash=sha256:" + "0" * 64 + "\n",
+     "one==7 --hash=sha256:" + "0" * 64 + "\n", "one==1.0 --hash=sha256:" + "0" * 64 + " ; python_version > '3'\n"],
+)  # fmt: skip
+def test_a_list_that_cannot_be_installed_is_a_wrong_input(place: Path, text: str) -> None:
+    """No hash, no version, none that there is, a marker after the hash (review 21)."""
+    (place / "base.txt").write_text(text)
+    with pytest.raises(SpecError) as caught:
         realize("base", TIER, place, place / "work", silent)
-    assert caught.value.code == "payload.install"
+    assert caught.value.code == "payload.list"
+
+
+@pytest.mark.parametrize("more", [{"python": "--help"}, {"python": ""}, {"omit": {"one": " "}}])
+def test_values_that_say_nothing_are_refused(more: dict[str, object]) -> None:
+    """An option of uv's as a Python; a package left out without a reason (review 21)."""
+    with pytest.raises(ValidationError):
+        RequirementsTier.model_validate({"requirements": "base.txt", **more})
 
 
 @pytest.mark.parametrize(
@@ -284,6 +298,11 @@ class TestLock:
         plain = realize("base", LockTier(project="project"), place, place / "work", silent)
         fast = realize("fast", LockTier(project="project", extras=("fast",)), place, place / "work", silent)
         assert (self.installed(plain), self.installed(fast)) == ({"one"}, {"one", "two"})
+
+    def test_an_extra_that_there_is_not_is_a_wrong_input(self, place: Path, project: Path) -> None:
+        with pytest.raises(SpecError) as caught:
+            realize("base", LockTier(project="project", extras=("nope",)), place, place / "work", silent)
+        assert caught.value.code == "payload.lock"
 
     def test_omit(self, place: Path, project: Path) -> None:
         tier = LockTier(project="project", extras=("fast",), omit={"two": "no toolchain"})

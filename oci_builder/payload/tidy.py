@@ -1,0 +1,155 @@
+"""What the cache keeps of the payload: what a spec's last builds used, and not what came before.
+
+A build holds the cache shared while it reads; what is old goes only when nobody else holds it. uv's own cache and the
+fetched repositories stay: they are what the next build is quick by.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from oci_builder.model.events import Emit, Event
+from oci_builder.model.jsontext import dump_json
+
+KEPT_BUILDS = 2
+# Of what no record names (made before there were records, or by a build that failed).
+KEPT_SECONDS = 7 * 86400.0
+_USES, _LOCK = "uses.json", ".in-use.lock"
+_MADE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*-[0-9a-f]{20}")
+_PARTIAL = re.compile(r"\..*\.partial-(\d+)")
+
+
+@contextmanager
+def in_use(work: Path) -> Iterator[None]:
+    """While this is open, nobody's ``tidy`` removes anything below ``work``. Any number of builds may have it open.
+
+    Raises:
+        OSError: the disk.
+    """
+    work.mkdir(parents=True, exist_ok=True)
+    with (work / _LOCK).open("a") as file:
+        with suppress(OSError):  # a file system without locks: then tidy does nothing either
+            fcntl.flock(file, fcntl.LOCK_SH)
+        yield
+
+
+def note_use(work: Path, who: str, used: Iterable[str]) -> None:
+    """A build used these folders below ``work``; its spec's builds before the last are forgotten.
+
+    Args:
+        who: stands for the spec.
+
+    Raises:
+        OSError: the disk.
+    """
+    with _alone(work / f".{_USES}.lock"):
+        uses = _uses(work)
+        now = sorted(set(used))
+        earlier = [names for names in uses.get(who, []) if names != now]
+        fresh = {**uses, who: [now, *earlier][:KEPT_BUILDS]}
+        if fresh != uses:
+            place = work / f".{_USES}.partial-{os.getpid()}"
+            place.write_bytes(dump_json({"uses": fresh, "known": sorted({*_known(work), *_names(uses), *now})}))
+            place.replace(work / _USES)
+
+
+def tidy(work: Path, emit: Emit) -> None:
+    """Remove what no spec's last builds used. Does nothing while another build has the cache in use.
+
+    What cannot be removed is a warning: the build that is over is none the worse.
+    """
+    try:
+        _tidy(work, emit)
+    except OSError as error:
+        emit(Event("warning", "cache", message=f"old folders of {work} stay: {error}"))
+
+
+def _tidy(work: Path, emit: Emit) -> None:
+    with (work / _LOCK).open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return
+        old = list(_old(work))
+        for place in old:
+            aside = place.with_name(f".{place.name}.partial-{os.getpid()}")  # gone at once, whatever happens
+            place.rename(aside)
+            shutil.rmtree(aside)
+        _sweep(work)
+    if old:
+        told = f"{len(old)} folders that no recent build used are gone; {work} holds {size_of(work) / 1e9:.1f} GB"
+        emit(Event("note", "cache", message=told))
+
+
+def size_of(folder: Path) -> int:
+    """Bytes below a folder, each file once however many names it has."""
+    seen: dict[tuple[int, int], int] = {}
+    for parent, _folders, files in os.walk(folder):
+        for name in files:
+            with suppress(FileNotFoundError):
+                found = os.lstat(os.path.join(parent, name))
+                seen[found.st_dev, found.st_ino] = found.st_blocks * 512
+    return sum(seen.values())
+
+
+def _old(work: Path) -> Iterator[Path]:
+    wanted, known = _names(_uses(work)), _known(work)
+    for place in sorted(p for p in [*work.iterdir(), *work.glob("sources/*")] if p.is_dir() and not p.is_symlink()):
+        name = place.relative_to(work).as_posix()
+        if name in wanted or not (_MADE.fullmatch(name) or _is_checkout(place)):
+            continue
+        if name in known or time.time() - place.stat().st_ctime > KEPT_SECONDS:
+            yield place
+
+
+def _is_checkout(place: Path) -> bool:
+    return place.parent.name == "sources" and not place.name.startswith(".") and (place / ".git").is_dir()
+
+
+def _sweep(work: Path) -> None:
+    """What killed builds left: nobody else is at work here, on this host."""
+    for place in [*work.iterdir(), *work.glob("sources/.*")]:
+        match = _PARTIAL.fullmatch(place.name)
+        if match and match[1] != str(os.getpid()) and not Path("/proc", match[1]).exists():
+            shutil.rmtree(place) if place.is_dir() and not place.is_symlink() else place.unlink(missing_ok=True)
+
+
+def _read(work: Path) -> dict[str, Any]:
+    try:
+        found = json.loads((work / _USES).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _uses(work: Path) -> dict[str, list[list[str]]]:
+    uses = _read(work).get("uses")
+    builds = uses.items() if isinstance(uses, dict) else ()
+    return {who: [[str(n) for n in names] for names in found if isinstance(names, list)]
+            for who, found in builds if isinstance(found, list)}  # fmt: skip
+
+
+def _known(work: Path) -> set[str]:
+    known = _read(work).get("known")
+    return {str(name) for name in known} if isinstance(known, list) else set()
+
+
+def _names(uses: dict[str, list[list[str]]]) -> set[str]:
+    return {name for builds in uses.values() for names in builds for name in names}
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
