@@ -7,6 +7,7 @@ through the command line, as people's do.
 from __future__ import annotations
 
 import concurrent.futures
+import gc
 import hashlib
 import json
 import os
@@ -170,6 +171,22 @@ def test_another_machine_as_base_is_noticed(tmp_path: Path, monkeypatch: pytest.
     assert build(made.spec, made.out, BuildOptions(made.cache)).unchanged
     program.write_text("#!/bin/bash\n")
     assert not build(made.spec, made.out, BuildOptions(made.cache)).unchanged
+
+
+def test_a_build_leaves_the_garbage_collector_as_it_was(tmp_path: Path) -> None:
+    made = build_small(tmp_path)
+    assert gc.isenabled()
+    os.mkfifo(tmp_path / "envs/two/fifo")
+    with pytest.raises(OciBuilderError):
+        build(made.spec, made.out, BuildOptions(made.cache))
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        (tmp_path / "envs/two/fifo").unlink()
+        build(made.spec, made.out, BuildOptions(made.cache))
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
 
 
 def test_one_tier_changed_only_its_layer_is_new(tmp_path: Path) -> None:
