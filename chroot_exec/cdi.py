@@ -15,7 +15,8 @@ from chroot_exec import yamlsubset
 from chroot_exec.errors import RunnerError
 from chroot_exec.host import Host
 
-KIND = "nvidia.com/gpu"
+_VENDOR = "nvidia.com"
+KIND = f"{_VENDOR}/gpu"
 # Later folders win.
 FOLDERS = ("/etc/cdi", "/var/run/cdi")
 _HARMLESS = ("enable-cuda-compat", "disable-device-node-modification", "chmod")
@@ -43,10 +44,7 @@ def find(host: Host, devices: tuple[str, ...]) -> Edits | None:
     found = _specs(host)
     if not found:
         return None
-    known: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {}
-    for path, spec in found:
-        for device in _list(spec, "devices", path):
-            known[str(device.get("name"))] = (path, spec, device)
+    known = _devices(found)
     names = _choose(devices, known)
     edits = Edits(", ".join(dict.fromkeys(known[n][0] for n in names)))
     seen: list[int] = []
@@ -54,12 +52,28 @@ def find(host: Host, devices: tuple[str, ...]) -> Edits | None:
         path, spec, device = known[name]
         if id(spec) not in seen:
             seen.append(id(spec))
-            _merge(edits, spec.get("containerEdits") or {}, path)
-        _merge(edits, device.get("containerEdits") or {}, path)
+            _merge(edits, _object(spec, "containerEdits", path), path)
+        _merge(edits, _object(device, "containerEdits", path), path)
     return edits
 
 
-def _choose(devices: tuple[str, ...], known: dict[str, Any]) -> list[str]:
+_Known = dict[str, tuple[str, dict[str, Any], dict[str, Any]]]
+
+
+def _devices(found: list[tuple[str, dict[str, Any]]]) -> _Known:
+    """Name -> path, spec and device. Of two folders the later wins; two specs of one folder must not differ."""
+    known: _Known = {}
+    for path, spec in found:
+        for device in _list(spec, "devices", path):
+            name = str(device.get("name"))
+            before = known.get(name)
+            if before and before[0].rpartition("/")[0] == path.rpartition("/")[0] and before[2] != device:
+                raise RunnerError("gpu.cdi", f"{before[0]} and {path} both define {KIND}={name}; remove one of them")
+            known[name] = (path, spec, device)
+    return known
+
+
+def _choose(devices: tuple[str, ...], known: _Known) -> list[str]:
     if "all" in devices:
         return ["all"] if "all" in known else sorted(known)
     for name in devices:
@@ -74,7 +88,11 @@ def _specs(host: Host) -> list[tuple[str, dict[str, Any]]]:
         for name in host.names(folder):
             path = f"{folder}/{name}"
             if name.endswith((".json", ".yaml", ".yml")):
-                spec = _load(host.read(path), path)
+                text = host.read(path)
+                # Another vendor's may be written in more of YAML than is read here.
+                if text and _VENDOR not in text:
+                    continue
+                spec = _load(text, path)
                 if spec.get("kind") == KIND:
                     out.append((path, spec))
     return out
@@ -88,6 +106,20 @@ def _load(text: str, path: str) -> dict[str, Any]:
     if not isinstance(value, dict) or not isinstance(value.get("cdiVersion"), str):
         raise RunnerError("gpu.cdi", f"{path}: not a CDI spec: no cdiVersion")
     return value
+
+
+def _object(value: dict[str, Any], key: str, path: str) -> dict[str, Any]:
+    item = value.get(key)
+    if item is not None and not isinstance(item, dict):
+        raise RunnerError("gpu.cdi", f"{path}: {key} is not an object")
+    return item or {}
+
+
+def _words(value: dict[str, Any], key: str, path: str) -> list[str]:
+    items = value.get(key)
+    if items is not None and not (isinstance(items, list) and all(isinstance(i, (str, int)) for i in items)):
+        raise RunnerError("gpu.cdi", f"{path}: {key} is not a list of strings")
+    return [str(item) for item in items or []]
 
 
 def _list(value: dict[str, Any], key: str, path: str) -> list[dict[str, Any]]:
@@ -114,9 +146,9 @@ def _merge(edits: Edits, more: dict[str, Any], path: str) -> None:
         pair = (source, _absolute(mount.get("containerPath"), path, "containerPath"))
         if pair not in edits.mounts:
             edits.mounts.append(pair)
-    for item in more.get("env") or []:
-        name, equals, value = str(item).partition("=")
-        if not name or not equals:
+    for item in _words(more, "env", path):
+        name, equals, value = item.partition("=")
+        if not name or not equals or "\0" in item:
             raise RunnerError("gpu.cdi", f"{path}: env {item!r} is not NAME=value")
         edits.env[name] = value
     for hook in _list(more, "hooks", path):
@@ -124,7 +156,7 @@ def _merge(edits: Edits, more: dict[str, Any], path: str) -> None:
 
 
 def _hook(edits: Edits, hook: dict[str, Any], path: str) -> None:
-    words = [str(w) for w in hook.get("args") or []]
+    words = _words(hook, "args", path)
     if "create-symlinks" in words:
         for value in _options(words, "--link"):
             target, separator, link = value.partition("::")

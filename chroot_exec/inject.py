@@ -7,9 +7,10 @@ with as few rights as a check has, and the result is checked.
 
 from __future__ import annotations
 
+import glob
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from chroot_exec import cudaprobe, drivers, elf, process, syscalls
@@ -154,7 +155,7 @@ def activate(
     driver = _find_driver(injection)
     keep = files.facts.enter == "pivot_root"
     extra.update(_compat(files, injection, root, env))
-    _refuse_shadows({**env, **extra}, injection, compat="LD_LIBRARY_PATH" in extra)
+    _refuse_shadows(root, {**env, **extra}, injection, compat="LD_LIBRARY_PATH" in extra)
     if not _renew_cache(root, keep, control):
         files.facts.note("the image has no ldconfig: LD_LIBRARY_PATH names the driver")
         extra["LD_LIBRARY_PATH"] = prepend({**env, **extra}, "LD_LIBRARY_PATH", os.path.dirname(driver))
@@ -182,19 +183,31 @@ def _compat(files: FileSystem, injection: Injection, root: Root, env: Mapping[st
     return {"LD_LIBRARY_PATH": prepend(env, "LD_LIBRARY_PATH", folder)}
 
 
-def _refuse_shadows(env: Mapping[str, str], injection: Injection, compat: bool) -> None:
-    """LD_LIBRARY_PATH goes before the loader's cache: a libcuda in one of its folders would be taken."""
-    if compat:
-        return
-    ours = {_identity(p) for p in (_find_driver(injection),)}
-    for folder in env.get("LD_LIBRARY_PATH", "").split(":"):
-        for name in ("libcuda.so.1", "libcuda.so"):
-            path = os.path.join(folder or ".", name)
-            if os.path.lexists(path) and _identity(path) not in ours:
+def _refuse_shadows(root: Root, env: Mapping[str, str], injection: Injection, compat: bool) -> None:
+    """What is preloaded, and the folders of LD_LIBRARY_PATH, go before the loader's cache: no libcuda may be there."""
+    ours = _identity(_find_driver(injection))
+    preload = (root.read("/etc/ld.so.preload", 1 << 16) or b"").decode("utf-8", "surrogateescape")
+    by = {
+        "LD_PRELOAD": re.split("[: ]+", env.get("LD_PRELOAD", "")),
+        "/etc/ld.so.preload": re.split(r"[:\s]+", re.sub("#.*", "", preload)),
+    }
+    if not compat:
+        by["LD_LIBRARY_PATH"] = list(_found_by_path(env.get("LD_LIBRARY_PATH", "")))
+    for way, paths in by.items():
+        for path in paths:
+            if os.path.basename(path).startswith("libcuda.so") and os.path.lexists(path) and _identity(path) != ours:
                 raise RunnerError(
-                    "gpu.shadowed", f"{path} of the image, by LD_LIBRARY_PATH, hides the driver's libcuda; "
-                    "take the folder out of LD_LIBRARY_PATH or the file out of the image",
+                    "gpu.shadowed", f"{path} of the image, by {way}, hides the driver's libcuda; "
+                    f"take it out of {way} or the file out of the image",
                 )  # fmt: skip
+
+
+def _found_by_path(variable: str) -> Iterator[str]:
+    """Where the loader looks for libcuda because of LD_LIBRARY_PATH, variants for newer processors first."""
+    for folder in filter(None, re.split("[:;]", variable)) if variable else ():
+        variants = sorted(glob.glob(os.path.join(glob.escape(folder), "glibc-hwcaps", "*")))
+        for place in (*variants, folder):
+            yield from (os.path.join(place, name) for name in ("libcuda.so.1", "libcuda.so"))
 
 
 def _identity(path: str) -> tuple[int, int]:

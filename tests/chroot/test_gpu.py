@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import shutil
 import tempfile
 import unittest
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from chroot_exec import cudaprobe, drivers, elf, gpu, yamlsubset
 from chroot_exec.errors import RunnerError
@@ -62,6 +65,21 @@ devices:
     - path: /dev/nvidia0
     - path: /dev/nvidia1
 """
+
+
+def _paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    yield path
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, child in items:
+        yield from _paths(child, (*path, key))
+
+
+def _replaced(value: Any, path: tuple[Any, ...], other: Any) -> Any:
+    if not path:
+        return other
+    out = copy.copy(value)
+    out[path[0]] = _replaced(value[path[0]], path[1:], other)
+    return out
 
 
 @unittest.skipUnless(have_compiler(), "needs gcc to make driver libraries")
@@ -237,8 +255,54 @@ class Discovery(unittest.TestCase):
         self.assertEqual(self.code("0"), "gpu.cdi")
 
     def test_cdi_that_cannot_be_read(self) -> None:
-        self.machine.write("etc/cdi/nvidia.yaml", "cdiVersion: &anchor x\n")
+        self.machine.write("etc/cdi/nvidia.yaml", "kind: nvidia.com/gpu\ncdiVersion: &anchor x\n")
         self.assertEqual(self.code(), "gpu.cdi")
+
+    def test_cdi_of_another_vendor_is_not_read(self) -> None:
+        self.machine.write("etc/cdi/a.yaml", "cdiVersion: &anchor x\nkind: vendor.com/net\n")
+        self.machine.write("etc/cdi/nvidia.yaml", CDI_YAML)
+        self.assertEqual([g.minor for g in self.discover("0").gpus], [0])
+
+    def test_cdi_two_specs_of_one_folder(self) -> None:
+        """One device each is what they are for; the same device in two ways is nobody's guess."""
+        value = yamlsubset.parse(CDI_YAML)
+        self.machine.write("etc/cdi/nvidia.yaml", CDI_YAML)
+        self.machine.write("etc/cdi/old.json", json.dumps(value))
+        self.assertEqual([g.minor for g in self.discover("0").gpus], [0])
+        value["devices"][0]["containerEdits"]["deviceNodes"] = [{"path": "/dev/nvidia1"}]
+        self.machine.write("etc/cdi/old.json", json.dumps(value))
+        self.assertEqual(self.code("0"), "gpu.cdi")
+
+    def test_cdi_with_every_key_of_newer_versions(self) -> None:
+        """What nvidia-ctk and others write from 0.3 to 1.0; what has no meaning here is passed over."""
+        for version in ("0.3.0", "0.5.0", "0.6.0", "0.7.0", "0.8.0", "1.0.0"):
+            value = yamlsubset.parse(CDI_YAML)
+            value["cdiVersion"] = version
+            value["annotations"] = {"a/b": "c"}
+            edits = value["containerEdits"]
+            edits.update(additionalGIDs=[44, 109], intelRdt={"closID": "x"}, netDevices=[])
+            edits["deviceNodes"][0].update(type="c", major=195, minor=255, permissions="rwm", uid=0, gid=44, fileMode=438)
+            edits["mounts"][0].update(options=["ro", "nosuid", "nodev", "rbind", "rprivate"], type="bind")
+            edits.setdefault("hooks", []).append(
+                {"hookName": "createContainer", "path": "/usr/bin/nvidia-cdi-hook", "timeout": 3, "env": ["A=b"],
+                 "args": ["nvidia-cdi-hook", "disable-device-node-modification"]}
+            )  # fmt: skip
+            self.machine.write("etc/cdi/nvidia.json", json.dumps(value))
+            with self.subTest(version):
+                self.assertEqual([g.minor for g in self.discover("0").gpus], [0])
+
+    def test_cdi_of_other_shapes_gives_a_code(self) -> None:
+        """Each value of a spec replaced by others: an injection or a code, nothing else."""
+        value = yamlsubset.parse(CDI_YAML)
+        odd: list[Any] = [None, [], {}, "", 0, True, "x", ["x"], [[1]], {"a": 1}, [None], "/../..", "/a\0b", "/", 10**99]
+        for path in _paths(value):
+            for other in odd:
+                changed = _replaced(value, path, other)
+                self.machine.write("etc/cdi/nvidia.json", json.dumps(changed))
+                try:
+                    self.discover("0")
+                except RunnerError as error:
+                    self.assertRegex(error.code, r"\A(gpu|device)\.", path)
 
     def test_soname(self) -> None:
         self.assertEqual(elf.soname(str(self.machine.libraries / f"libcuda.so.{VERSION}")), "libcuda.so.1")

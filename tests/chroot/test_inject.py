@@ -104,6 +104,16 @@ class Properties:
         self.assertIn(HOME, next(line for line in lines if "libcuda.so.1 " in line))
         self.assertEqual(self.gpu_code(env={"LD_LIBRARY_PATH": "/usr/local/cuda-13.0/compat"}), "gpu.shadowed")
 
+    def test_other_ways_to_hide_the_driver(self) -> None:
+        """Whatever the loader takes before its cache."""
+        library(self.image / "opt/stubs/libcuda.so.1", "libcuda.so.1")
+        library(self.image / "opt/v/glibc-hwcaps/x86-64-v2/libcuda.so.1", "libcuda.so.1")
+        for env in ({"LD_PRELOAD": "/opt/none.so /opt/stubs/libcuda.so.1"}, {"LD_LIBRARY_PATH": "/opt/none;/opt/v"}):
+            with self.subTest(env):
+                self.assertEqual(self.gpu_code(env=env), "gpu.shadowed")
+        (self.image / "etc/ld.so.preload").write_text("# why\n/opt/none.so /opt/stubs/libcuda.so.1\n")
+        self.assertEqual(self.gpu_code(), "gpu.shadowed")
+
     def test_compat_on_an_older_driver_when_asked_for(self) -> None:
         """B167."""
         compat = self.image / "usr/local/cuda/compat"
