@@ -17,6 +17,7 @@ from chroot_exec.errors import RequestError
 
 SCHEMA = "chroot-exec/1"
 RLIMITS = ("as", "core", "cpu", "data", "fsize", "memlock", "nofile", "nproc", "rss", "stack")
+_LONGEST_PLACE = 200
 _ENV_NAME = re.compile(r"[^=\0]+\Z")
 _HOSTNAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?\Z")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:+-]{0,99}\Z")
@@ -180,7 +181,12 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _bad(where: str, wanted: str, got: object) -> RequestError:
-    return RequestError("request.field", f"{where}: expected {wanted}, got {ascii(got)[:120]}")
+    return RequestError("request.field", f"{where[:_LONGEST_PLACE]}: expected {wanted}, got {ascii(got)[:120]}")
+
+
+def _member(where: str, key: str) -> str:
+    # Somebody else's words, for a terminal.
+    return f"{where}.{key}" if key.isascii() and key.isidentifier() else f"{where}.{key!a}"
 
 
 def _build(cls: type[T], value: Any, where: str) -> T:
@@ -189,7 +195,7 @@ def _build(cls: type[T], value: Any, where: str) -> T:
     known = {f.name: f for f in fields(cls)}  # type: ignore[arg-type]
     for key in value:
         if key not in known:
-            raise _bad(f"{where}.{key}", f"one of the keys {', '.join(known)}", key)
+            raise _bad(_member(where, key), f"one of the keys {', '.join(known)}", key)
     for name, spec in known.items():
         if name not in value and spec.default is MISSING and spec.default_factory is MISSING:
             raise _bad(f"{where}.{name}", "a value", None)
@@ -246,7 +252,7 @@ def _object(value: Any, where: str) -> dict[str, Any]:
 
 
 def _sizes(value: Any, where: str) -> dict[str, int]:
-    return {k: _size(v, f"{where}.{k}") for k, v in _object(value, where).items()}
+    return {k: _size(v, _member(where, k)) for k, v in _object(value, where).items()}
 
 
 def _list_of(cls: type[T]) -> Callable[[Any, str], tuple[T, ...]]:
