@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -343,6 +344,42 @@ def test_a_failed_publication_leaves_no_receipt_and_can_be_repeated(hub: FakeHub
     hub.log.clear()
     publish(release, target(hub))
     assert not archives & {hashlib.sha256(r.body).hexdigest() for r in hub.sent("PUT", "/put/")}
+
+
+def kill_upload_process() -> None:
+    """The child that alone is online, as the kernel does when memory is short."""
+    for task in Path("/proc/self/task").iterdir():
+        for pid in (task / "children").read_text().split():
+            if b"oci_builder.release.hub" in Path("/proc", pid, "cmdline").read_bytes():
+                os.kill(int(pid), signal.SIGKILL)
+
+
+@pytest.mark.skipif(not Path("/proc/self/task", str(os.getpid()), "children").exists(), reason="no list of children")
+@pytest.mark.parametrize("where", ["/put/", "/commit/", "/resolve/"])
+def test_an_upload_that_is_killed_is_resumed_b224(hub: FakeHub, release: Publication, where: str) -> None:
+    """Between two parts, before the commit, or while it is read back: the same command again ends it well."""
+    seen = {"calls": 0}
+
+    def fault(request: Request) -> Reply | None:
+        seen["calls"] += where in request.path
+        if where in request.path and seen["calls"] == (1 if where == "/commit/" else 3):
+            kill_upload_process()
+        return None
+
+    hub.faults.append(fault)
+    with pytest.raises(TransportError) as caught:
+        publish(release, target(hub))
+    assert caught.value.code == "hub.died" and "-9" in caught.value.message
+    assert not list(release.folder.receipts.glob("publish-*"))
+    hub.faults.clear()
+    arrived = {hashlib.sha256(r.body).hexdigest() for r in hub.sent("PUT", "/put/")[:2]}
+    hub.log.clear()
+    delivery = publish(release, target(hub))
+    assert not arrived & {hashlib.sha256(r.body).hexdigest() for r in hub.sent("PUT", "/put/")}
+    assert delivery.commit in hub.files["README.md"].decode()
+    for name, sha256 in release.folder.subjects().items():
+        joined = b"".join(data for part, data in sorted(hub.files.items()) if part.startswith(f"v1-r1/{name}"))
+        assert hashlib.sha256(joined).hexdigest() == sha256
 
 
 def test_no_token_is_in_anything_that_was_written(hub: FakeHub, release: Publication, tmp_path: Path) -> None:
