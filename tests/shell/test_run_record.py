@@ -71,6 +71,24 @@ def test_run_record_of_a_changed_checkout(prefix: Path, tmp_path: Path) -> None:
     assert (clean["changed"], changed["changed"], changed["commit"]) == (False, True, clean["commit"])
 
 
+def test_a_run_record_leaves_credentials_out(prefix: Path, tmp_path: Path) -> None:
+    """Issue 7, item 8: a record is passed on, and a run's configuration has keys for loggers and downloads."""
+    config, out = tmp_path / "grpo.yaml", tmp_path / "run.json"
+    text = (
+        "wandb_api_key: plain-words-1\nhf_token: 'plain words 2' # mine\nlogger: {password: plain-words-3, x: 1}\n"
+        "url: https://me:plain-words-4@host/x\nnote: 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\n"
+    )
+    kept = 'pad_token: "<pad>"\nmax_new_tokens: 128\ntokenizer: {name: llama}\napi_key: ${oc.env:KEY}\nsecret: null\n'
+    config.write_text(text + kept)
+    (prefix / "source").mkdir()
+    (prefix / "source/SOURCE.json").write_text(json.dumps({"commit": "81aa43d", "overlay": "x"}))
+    assert record(prefix, "--out", str(out), "--run-id", "r", "--config", str(config)).returncode == 0
+    found = json.loads(out.read_text())["config"]
+    assert "plain" not in found["text"] and "hf_q" not in found["text"]
+    assert found["text"].endswith(kept) and "# mine" in found["text"] and ", x: 1}" in found["text"]
+    assert (found["hidden"], found["sha256"]) == (5, sha(config))
+
+
 @pytest.fixture
 def installed(tmp_path: Path) -> Path:
     """A real installation, with its list."""
