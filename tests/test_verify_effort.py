@@ -14,6 +14,7 @@ import pytest
 from oci_builder.judge import treelog
 from oci_builder.model.errors import OciBuilderError
 from oci_builder.model.limits import DEFAULT_LIMITS
+from oci_builder.rootfs import apply_common
 from oci_builder.unpack import UnpackOptions, unpack_image
 from oci_builder.verify import VerifyOptions, verify_archives
 from oci_builder.wire.tar import KeySet, name_key
@@ -125,3 +126,12 @@ def test_a_key_set_is_a_set() -> None:
 
 def test_keys_differ_by_name() -> None:
     assert len({name_key(b"%d" % n) for n in range(10_000)}) == 10_000
+
+
+def test_too_many_links_that_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(apply_common, "MOST_WAITING", 10)
+    for count, code in ((10, ""), (11, "limit.entries")):
+        folder = tmp_path / str(count)
+        folder.mkdir()
+        layer = t.tar(*(t.hardlink(b"l%d" % n, b"t") for n in range(count)), t.file(b"t"))
+        assert verdicts(folder, [layer]) == (code, code)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from oci_builder.model.errors import OciBuilderError, PolicyError
 from oci_builder.model.limits import DEFAULT_LIMITS, Limits
+from oci_builder.rootfs.apply_common import require_few
 from oci_builder.rootfs.tree_model import TreeModel
 from oci_builder.wire.tar import FolderLedger, KeySet, Kind, NameLedger, TarEntry, name_key
 
@@ -20,9 +21,9 @@ _BATCH = 1000
 _PIECE = 1 << 18
 # Compressed names that are remembered, of one layer and of all; the biggest real layer's take 2 MB.
 MOST_LOGGED = 64 << 20
-# Bytes that a tree in memory may take, and what one costs that is a file, is a folder, or waits for a link's target.
-_MOST_MODELLED = 200 << 20
-_FILE, _FOLDER, _LATE = 104, 330, 150
+# Bytes that a tree in memory may take, and what a file, a folder, and a link's target take of them.
+_MOST_MODELLED = 160 << 20
+_FILE, _FOLDER, _LINK = 104, 330, 80
 _LETTERS = {Kind.FILE: b"f", Kind.DIR: b"d", Kind.SYMLINK: b"s", Kind.HARDLINK: b"h", Kind.CHAR: b"c"}
 _KINDS = {letter: kind for kind, letter in _LETTERS.items()}
 _DATA = b"F"  # a file that is not empty, which no whiteout may be
@@ -57,8 +58,8 @@ class TreeLog:
             self._pack()
         self.folders.note(entry)
         self._cost += _FILE + len(entry.name) - entry.name.rfind(b"/")
-        if entry.kind is Kind.HARDLINK:
-            self._cost += _LATE + len(entry.name) + len(entry.link)
+        if entry.kind is Kind.SYMLINK:
+            self._cost += _LINK + len(entry.link)
 
     @property
     def cost(self) -> int:
@@ -100,9 +101,14 @@ class LateLinks:
     _targets: array[int] = field(default_factory=lambda: array("Q"))
 
     def add(self, entry: TarEntry) -> None:
-        """Take one."""
+        """Take one.
+
+        Raises:
+            PolicyError: ``limit.entries``.
+        """
         self._names.add(name_key(entry.name))
         self._targets.append(name_key(entry.link))
+        require_few(len(self._targets))
 
     def has(self, name: bytes) -> bool:
         """Whether a name is one of these links: what links to it must wait too."""

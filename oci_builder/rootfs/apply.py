@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from oci_builder.model.errors import PolicyError, disk_error, show
 from oci_builder.model.limits import DEFAULT_LIMITS, Limits
-from oci_builder.rootfs.apply_common import HardLink, link_late
+from oci_builder.rootfs.apply_common import HardLink, link_late, require_few
 from oci_builder.rootfs.apply_dress import Dresser, Who
 from oci_builder.rootfs.apply_folders import Folder, Folders
 from oci_builder.rootfs.apply_nodes import make_node
@@ -211,6 +211,7 @@ class RootTree:
             if self.options.strict:
                 raise self._refuse("entry.link_target", entry, f"a hard link to {show(entry.link)} before it is there")
             self._layer.late.append(HardLink(entry.name, entry.link))
+            require_few(len(self._layer.late))
 
     def _link(self, entry: HardLink) -> bool:
         """Make a hard link; False when its target is not there (yet)."""

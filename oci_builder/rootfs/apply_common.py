@@ -12,6 +12,8 @@ T = TypeVar("T")
 
 # How often hard links that stand before their target are tried again; each may wait for the next.
 _ROUNDS = 8
+# Hard links of one layer that may wait; each takes some 250 bytes.
+MOST_WAITING = 500_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +22,16 @@ class HardLink:
 
     name: bytes
     link: bytes
+
+
+def require_few(waiting: int) -> None:
+    """Bound the hard links of a layer whose target is not in it before them.
+
+    Raises:
+        PolicyError: ``limit.entries``.
+    """
+    if waiting > MOST_WAITING:
+        raise PolicyError("limit.entries", f"more than {MOST_WAITING} hard links of a layer stand before their target")
 
 
 def link_late(waiting: list[HardLink], link: Callable[[HardLink], bool]) -> HardLink | None:

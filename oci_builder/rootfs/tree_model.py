@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from oci_builder.model.errors import PolicyError, show
 from oci_builder.model.limits import DEFAULT_LIMITS, Limits
-from oci_builder.rootfs.apply_common import HardLink, if_there, link_late
+from oci_builder.rootfs.apply_common import HardLink, if_there, link_late, require_few
 from oci_builder.rootfs.tree_nodes import Folder, Link, Node, Walk, above_and_name, made_by
 from oci_builder.rootfs.whiteout import OPAQUE, hidden_by
 from oci_builder.wire.tar import Kind, TarEntry
@@ -50,6 +50,7 @@ class TreeModel:
             link = HardLink(entry.name, entry.link)
             if not self._link(link):
                 self._late.append(link)
+                require_few(len(self._late))
         elif entry.kind is Kind.SYMLINK:
             self._place(entry, Link(self._layer, entry.link))
         else:
