@@ -99,7 +99,7 @@ def envs(tmp_path: Path) -> Path:
 
 
 def ask(tree: Path, what: str, **env: str) -> subprocess.CompletedProcess[str]:
-    """Evaluate in the tree, with tripwires for uv, pip and git first on PATH."""
+    """Evaluate in the tree, with tripwires for uv, pip and git first on PATH: no tool is missed at start (B153)."""
     wires = tree.parent / "wires"
     wires.mkdir(exist_ok=True)
     for name in ("uv", "pip", "git"):

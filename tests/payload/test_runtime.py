@@ -76,6 +76,21 @@ def test_another_python_is_shipped_and_runs_wherever_the_prefix_is(place: Path, 
     code = "import json, sys, ssl, ctypes; print(json.dumps([sys.prefix, sys.base_prefix]))"
     said = json.loads(subprocess.check_output([moved / "envs/base/bin/python", "-I", "-c", code]))
     assert [os.path.realpath(path) for path in said] == [str(moved / "envs/base"), str(moved / "python")]
+    assert not [link for link in moved.rglob("*") if link.is_symlink() and os.readlink(link).startswith("/")], "B141"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become somebody else")
+def test_any_user_starts_the_interpreter(place: Path, other: Path) -> None:
+    """B139: it was under root's home, which is 0700."""
+    runtime = assembled(spec_of({"base": {"requirements": "base.txt", "python": str(other)}}), place)
+    whole = runtime.trees["python"].parent
+    for above in whole.parents:
+        if above != Path("/tmp") and above.is_relative_to("/tmp"):
+            above.chmod(0o755)
+    for uid in ("1000", "65534"):
+        argv = ["setpriv", "--reuid", uid, "--regid", uid, "--clear-groups", whole / "envs/base/bin/python", "-I", "-c"]
+        said = subprocess.check_output([*argv, "import ssl, os; print(os.getuid())"], text=True, cwd="/", env={})
+        assert said.strip() == uid
 
 
 def test_an_interpreter_that_stays_behind_is_refused(place: Path, other: Path, monkeypatch: pytest.MonkeyPatch) -> None:

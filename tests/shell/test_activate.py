@@ -57,6 +57,7 @@ def environment(shell: str, script: str, **env: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("shell", SHELLS)
 def test_sets_paths_caches_and_offline(root: Path, shell: str) -> None:
+    """B157: no JIT cache is shipped, and one of another archive is in another folder whatever the times say."""
     env = environment(shell, f". {root}/activate.sh", CUDA_VISIBLE_DEVICES="3,5", NCCL_DEBUG="INFO", PYTHONHOME="/x")
     assert env["NEMO_RL_PREBUILT_ENV_ROOT"] == f"{root}/envs" and env["VIRTUAL_ENV"] == f"{root}/envs/base"
     assert env["PATH"].split(":")[:3] == [f"{root}/envs/base/bin", f"{root}/bin", f"{root}/cuda/bin"]
