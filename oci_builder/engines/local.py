@@ -79,7 +79,10 @@ class LocalRunner:
         """
         needs = self.check(name, request, emit)
         limit = self.timeout_s if self.timeout_s is not None else float(needs.timeout_s)
-        asked = {"stage": name, "request": request.to_json(), "network": needs.network, "limit": limit, "grace": GRACE}
+        asked = {
+            "stage": name, "request": request.to_json(), "network": needs.network, "limit": limit, "grace": GRACE,
+            "runner": os.getpid(),
+        }  # fmt: skip
         return _Worker(name, asked, emit).run()
 
 

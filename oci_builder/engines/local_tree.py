@@ -19,7 +19,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 _ENDING = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 
 
-def supervise(run: Callable[[], int], limit: float, grace: float) -> int:
+def supervise(run: Callable[[], int], limit: float, grace: float, runner: int | None = None) -> int:
     """Fork; the child runs ``run`` and exits with its answer. Call it while this process has one thread.
 
     This process adopts every orphan below it, so at the end (the child's, the limit's, or a signal's) all that came
@@ -27,11 +27,14 @@ def supervise(run: Callable[[], int], limit: float, grace: float) -> int:
 
     Args:
         limit: seconds.
+        runner: process whose end ends this one; where it has ended already, nothing is run.
 
     Returns: the child's exit status (128 + N for signal N), or ``LATE``.
     """
     syscalls.prctl(_PR_SET_CHILD_SUBREAPER, 1)
     syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGTERM)
+    if runner is not None and os.getppid() != runner:
+        return 128 + signal.SIGTERM
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, *_ENDING})
     child = os.fork()
     if child == 0:

@@ -1,6 +1,7 @@
 """The process in which a stage runs on this machine: ``python -m oci_builder.engines.local_worker``.
 
-Standard input has one JSON object (stage, request, network, limit, grace); standard output gets JSON lines,
+Standard input has one JSON object (stage, request, network, limit, grace,
+runner); standard output gets JSON lines,
 ``{"event": …}`` and at last ``{"result": …}``. Standard error stays what it is.
 """
 
@@ -11,6 +12,7 @@ import os
 import signal
 import sys
 import threading
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any, NoReturn
 
@@ -24,7 +26,7 @@ from oci_builder.model.events import Event
 def main() -> int:
     """Run the stage that standard input names, held to its time limit. 0 whenever there is a result."""
     asked = json.loads(sys.stdin.buffer.read())
-    return supervise(lambda: work(asked), float(asked["limit"]), float(asked["grace"]))
+    return supervise(lambda: work(asked), float(asked["limit"]), float(asked["grace"]), int(asked["runner"]))
 
 
 def work(asked: dict[str, Any]) -> int:
@@ -51,7 +53,8 @@ class _Lines:
         self._file, self._lock = open(fd, "wb"), threading.Lock()
 
     def __call__(self, value: dict[str, Any]) -> None:
-        with self._lock:
+        # Whoever read them was killed: the supervisor ends this process, and there is nobody to complain to.
+        with self._lock, suppress(BrokenPipeError):
             self._file.write(json.dumps(value).encode() + b"\n")
             self._file.flush()
 

@@ -50,7 +50,7 @@ def start(tmp_path: Path, rest: str, limit: float) -> subprocess.Popen[bytes]:
 
 
 def orphan(tmp_path: Path) -> int:
-    for _ in range(500):
+    for _ in range(6000):
         if (tmp_path / "pid").exists() and (text := (tmp_path / "pid").read_text()):
             return int(text)
         time.sleep(0.02)
@@ -83,15 +83,36 @@ def test_a_runner_that_is_killed_takes_the_stage_along(tmp_path: Path) -> None:
     runner = subprocess.Popen([sys.executable, "-c", code])
     pid = orphan(tmp_path)
     os.kill(runner.pid, signal.SIGKILL)
-    runner.wait(10)
-    deadline = time.monotonic() + 10
+    runner.wait(120)
+    deadline = time.monotonic() + 120
     while alive(pid) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not alive(pid)
 
 
+def test_a_runner_that_was_killed_before_is_noticed(tmp_path: Path) -> None:
+    """The kernel tells of its end only from when it was asked to."""
+    code = (
+        "import os, sys\nfrom oci_builder.engines.local_tree import supervise\n"
+        f"sys.exit(supervise(lambda: os.mkdir({str(tmp_path / 'ran')!r}) or 0, 60, 1, int(sys.argv[1])))"
+    )
+    for runner, status in ((os.getpid() + 1, 143), (os.getpid(), 0)):
+        assert subprocess.run([sys.executable, "-c", code, str(runner)], timeout=120).returncode == status
+        assert (tmp_path / "ran").exists() == (status == 0)
+
+
+def test_nobody_is_told_of_a_reader_that_was_killed() -> None:
+    """``kill -9`` of the command leaves no traceback of its worker on the terminal."""
+    code = (
+        "import os\nfrom oci_builder.engines.local_worker import _Lines\nr, w = os.pipe()\nsay = _Lines(w)\n"
+        "say({'event': 1})\nos.close(r)\nsay({'event': 2})\nsay({'event': 3})\nos._exit(0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_an_exception_is_shown_and_told(tmp_path: Path) -> None:
     code = "import sys\nfrom oci_builder.engines.local_tree import supervise\nsys.exit(supervise(lambda: 1 // 0, 60, 1))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 70
     assert "ZeroDivisionError" in done.stderr

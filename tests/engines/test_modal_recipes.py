@@ -28,8 +28,7 @@ from tests.lab.recipes import Root
 
 pytestmark = [
     pytest.mark.root,
-    pytest.mark.interop,
-    pytest.mark.slow,
+    pytest.mark.soak,  # a compiler and its like, twice, from an archive
     pytest.mark.network,
     pytest.mark.skipif(bool(why_not()), reason=why_not() or "it can"),
 ]
