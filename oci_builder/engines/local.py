@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -142,4 +143,6 @@ class _Worker:
                 "stage.timeout", f"{self._name} was not done after {self._asked['limit']:g} seconds; all its processes "
                 "were ended. Run it again: what is finished is kept", where=f"stage {self._name}",
             )  # fmt: skip
-        raise TransportError("stage.died", f"the process of stage {self._name} ended with {status} and no result")
+        killed = ": it was killed, as for lack of memory" if status == 128 + signal.SIGKILL else ""
+        text = f"the process of stage {self._name} ended with {status} and no result{killed}"
+        raise TransportError("stage.died", text, where=f"stage {self._name}")

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +16,12 @@ import pytest
 
 from oci_builder.engines.local import LocalRunner
 from oci_builder.engines.local_limits import find_gpus
+from oci_builder.engines.local_tree import descendants
 from oci_builder.model.errors import SpecError
 from oci_builder.model.receipts import DOCKER, OCI, PORTABLE
 from oci_builder.receipt import show_receipt, verify_receipt
 from oci_builder.release.host import utc_now
-from tests.engines.stages_lab import NCCL, Lab, make_lab
+from tests.engines.stages_lab import NCCL, ROOT, Lab, make_lab
 
 CHAIN = ("build", "package", "container", "container-check", "qualification")
 
@@ -183,3 +189,23 @@ def test_a_budget_s_limit_holds_whatever_is_said(tmp_path: Path) -> None:
 def test_amounts_that_are_none(given: tuple[str, str]) -> None:
     with pytest.raises(SpecError):
         LocalRunner(**{{"--timeout": "timeout_s", "--scratch": "scratch_gib"}[given[0]]: float(given[1])})
+
+
+def test_a_stage_that_is_killed_is_told_as_such(tmp_path: Path) -> None:
+    """As the kernel kills it for lack of memory: no verdict, so not exit 1."""
+    lab = make_lab(tmp_path, base={"scratch": True})
+    words = ["stage", "package", "--spec", "spec.json", "--out", "dist", "--cache", "cache"]
+    code = "from oci_builder.cli import main; main()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *words], cwd=lab.root, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    # The supervisor, and below it the stage.
+    while len(found := descendants(process.pid)) < 2:
+        assert process.poll() is None
+        time.sleep(0.005)
+    os.kill(found[1], signal.SIGKILL)
+    _, err = process.communicate(timeout=120)
+    assert (process.returncode, err.count("error[stage.died]")) == (5, 1), err
+    assert "137" in err and "memory" in err
+    assert not (lab.out / PORTABLE).exists()
