@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,12 +46,13 @@ def _podman_load(b: Bench, oci: Path) -> Run | None:
     if not have("podman"):
         return None
     root = b.work / "podman"
-    base = ["podman", "--root", str(root / "root"), "--runroot", str(root / "run"), "--storage-driver", "overlay"]
-    try:
-        return run([*base, "load", "-q", "-i", oci])
-    finally:
-        run([*base, "rmi", "-af"])
-        shutil.rmtree(root, ignore_errors=True)
+    with tempfile.TemporaryDirectory() as short:  # podman takes 50 characters at most
+        base = ["podman", "--root", str(root), "--runroot", short, "--storage-driver", "overlay"]
+        try:
+            return run([*base, "load", "-q", "-i", oci])
+        finally:
+            run([*base, "rmi", "-af"])
+            shutil.rmtree(root, ignore_errors=True)
 
 
 def bench_pull(b: Bench, oci: Path) -> None:
