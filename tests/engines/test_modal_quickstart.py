@@ -38,6 +38,7 @@ GATES = [
     {"name": "archive", "stage": "container", "subjects": [PORTABLE, OCI], "checks": ["container-archive"]},
     {"name": "runs", "stage": "container-check", "checks": CHECKS},
 ]  # fmt: skip
+HUB = {"HF_TOKEN": TOKEN, "HF_HUB_DISABLE_XET": "1"}  # the stand-in of the Hub has no xet
 # The parent of the program that goes online writes down where it connects to itself.
 WATCHED = """
 import sys
@@ -63,7 +64,7 @@ class Release:
         trust = {"keys": [{"name": "lab", "public": public, **valid}]}
         (self.project / "trust.json").write_text(json.dumps(trust))
         key = (self.project / "key").read_text()
-        self.plane.secrets = {"oci-builder-key": {"OCI_BUILDER_KEY": key}, "huggingface": {"HF_TOKEN": TOKEN}}
+        self.plane.secrets = {"oci-builder-key": {"OCI_BUILDER_KEY": key}, "huggingface": HUB}
         self.plane.faults()
 
     @property
@@ -200,9 +201,9 @@ def test_10_the_new_archive_is_judged_by_receipts_of_its_own(release: Release) -
 def test_11_publish_to_the_hub_goes_online_in_its_child_only(release: Release) -> None:
     path = ROOT / "oci_builder/engines/modal_container.py"
     release.plane.faults(files={f"/root/{path.relative_to(ROOT)}": path.read_text() + WATCHED})
-    words = ["-o", "repo=lab/quickstart", "-o", "helper=layers/files/ensure_runtime.sh"]
+    words = ["-o", "repo=o/r", "-o", "helper=layers/files/ensure_runtime.sh"]
     with FakeHub() as hub:
-        said = release.passed("modal_build.py", "publish", *words, "-o", f"endpoint={hub.url}", HF_HUB_DISABLE_XET="1")
+        said = release.passed("modal_build.py", "publish", *words, "-o", f"endpoint={hub.url}")
         sent = hub.files
     release.plane.faults()
     assert hashlib.sha256(sent[f"quickstart-r1/{PORTABLE}"]).hexdigest() == json.loads(
