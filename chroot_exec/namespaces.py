@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import pwd
@@ -74,6 +75,8 @@ def enter_namespaces(network: str, rootless: bool) -> None:
         syscalls.unshare(flags)
     except OSError as error:
         hint = _userns_hint() if rootless else "a container without CAP_SYS_ADMIN, or a security module, forbids it"
+        # The setting is the outer user namespace's, which cannot be read from here.
+        hint = "the limit of a sysctl user.max_*_namespaces is reached" if error.errno == errno.ENOSPC else hint
         raise RunnerError("sandbox.namespace", f"{error}; {hint}") from None
 
 

@@ -159,7 +159,8 @@ class Program:
     def _become(self, streams: list[int], report: int) -> None:
         try:
             self._detach(streams)
-            for number in (*FORWARDED, signal.SIGCHLD, signal.SIGPIPE):
+            # Also those that the caller ignores, and SIGPIPE and SIGXFSZ, which Python does.
+            for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
                 signal.signal(number, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_SETMASK, [])
             self._prepare()

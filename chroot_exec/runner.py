@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from typing import Any
 
 from chroot_exec import gpu, namespaces, receipt, sandbox, teardown
@@ -26,6 +28,7 @@ def run(request: Request) -> dict[str, Any]:
         "runner": receipt.runner_facts(), "host": receipt.host_facts(), "sandbox": {}, "gpu": None, "checks": [],
         "exec": None, "interrupted": 0,
     }  # fmt: skip
+    _keep_descriptors()
     try:
         if request.exec is not None:
             _run(request, out, None)
@@ -41,6 +44,15 @@ def run(request: Request) -> dict[str, Any]:
         out["outcome"] = "error"
     out["finished"] = receipt.now()
     return out
+
+
+def _keep_descriptors() -> None:
+    """No program gets what the caller has open but the standard streams: a folder would be a way out to the host."""
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2:
+            # One of them was the listing's own, and is closed by now.
+            with contextlib.suppress(OSError):
+                os.set_inheritable(int(name), False)
 
 
 def _run(request: Request, out: dict[str, Any], interruption: Interruption | None) -> None:

@@ -23,6 +23,9 @@ DENIED = {
     "kexec_file_load": 320, "bpf": 321, "userfaultfd": 323, "io_uring_setup": 425, "open_tree": 428,
     "move_mount": 429, "fsopen": 430, "fsconfig": 431, "fsmount": 432, "fspick": 433, "mount_setattr": 442,
 }  # fmt: skip
+_IOCTL, _SECOND_ARGUMENT = 16, 24
+# They type into the caller's terminal, where its shell reads (bubblewrap's CVE-2017-5226).
+DENIED_IOCTLS = {"TIOCSTI": 0x5412, "TIOCLINUX": 0x541C}
 
 
 class _Program(ctypes.Structure):
@@ -32,10 +35,13 @@ class _Program(ctypes.Structure):
 def program() -> bytes:
     """The filter as classic BPF instructions."""
     numbers = sorted(DENIED.values())
-    deny = 5 + len(numbers)
+    deny = 7 + len(numbers) + len(DENIED_IOCTLS)
     code = [(_LOAD, 0, 0, 4), (_JUMP_EQUAL, 0, deny - 2, _ARCH_X86_64), (_LOAD, 0, 0, 0)]
     code.append((_JUMP_GE, deny - 4, 0, _X32_BIT))
     code += [(_JUMP_EQUAL, deny - (4 + i) - 1, 0, number) for i, number in enumerate(numbers)]
+    code += [(_JUMP_EQUAL, 0, 1 + len(DENIED_IOCTLS), _IOCTL), (_LOAD, 0, 0, _SECOND_ARGUMENT)]
+    # The kernel takes the lower half of the argument only, and so does this load (flatpak's CVE-2019-10063).
+    code += [(_JUMP_EQUAL, deny - len(code) - i - 1, 0, request) for i, request in enumerate(DENIED_IOCTLS.values())]
     code += [(_RETURN, 0, 0, _ALLOW), (_RETURN, 0, 0, _ERRNO_EPERM)]
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in code)
 

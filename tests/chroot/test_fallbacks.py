@@ -124,6 +124,21 @@ class Subordinate(SandboxCase):
             [line.split() for line in lines[1:]], [["0", str(ORDINARY_UID), "1"], ["1", "200000", "65536"]]
         )
 
+    def test_settings_that_forbid_namespaces(self) -> None:
+        """In a user namespace whose own settings forbid more of them: a code, and which setting it is."""
+        request = self.folder / "forbidden.json"
+        request.write_text(json.dumps(self.request(exec=["true"])))
+        request.chmod(0o644)
+        for kind, code in (("user", "sandbox.userns"), ("net", "sandbox.namespace"), ("pid", "sandbox.namespace")):
+            with self.subTest(kind):
+                setting = f"max_{kind}_namespaces"
+                script = f"echo 0 > /proc/sys/user/{setting} && exec {self.python} -m chroot_exec {request}"
+                command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script]
+                done = subprocess.run(command, cwd=self.folder, capture_output=True, text=True, **self._user())
+                self.assertEqual(done.returncode, 125, done.stderr)
+                self.assertIn(f"[{code}]", done.stderr)
+                self.assertRegex(done.stderr, r"sysctl user\.max_(user_namespaces is 0|\*_namespaces is reached)")
+
 
 if __name__ == "__main__":
     unittest.main()

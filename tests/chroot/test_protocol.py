@@ -169,7 +169,7 @@ class Streams(unittest.TestCase):
 
 
 class Filter(unittest.TestCase):
-    def run_filter(self, arch: int, number: int) -> int:
+    def run_filter(self, arch: int, number: int, argument: int = 0) -> int:
         """A tiny machine for the instructions that the filter has."""
         code = list(struct.iter_unpack("=HBBI", seccomp.program()))
         at = value = 0
@@ -177,7 +177,7 @@ class Filter(unittest.TestCase):
             operation, true, false, operand = code[at]
             at += 1
             if operation == 0x20:
-                value = {0: number, 4: arch}[operand]
+                value = {0: number, 4: arch, 24: argument}[operand]
             elif operation == 0x06:
                 return int(operand)
             else:
@@ -189,6 +189,12 @@ class Filter(unittest.TestCase):
             self.assertEqual(self.run_filter(native, number), 0x00050001)
         for number in (0, 1, 59, 231, 334, 435, 500):
             self.assertEqual(self.run_filter(native, number), 0x7FFF0000)
+
+    def test_what_is_denied_of_ioctl(self) -> None:
+        for argument in seccomp.DENIED_IOCTLS.values():
+            self.assertEqual(self.run_filter(0xC000003E, 16, argument), 0x00050001)
+        for argument in (0, 0x5401, 0x5413, 0x80045430):
+            self.assertEqual(self.run_filter(0xC000003E, 16, argument), 0x7FFF0000)
 
     def test_other_call_tables_are_denied(self) -> None:
         self.assertEqual(self.run_filter(0x40000003, 1), 0x00050001)

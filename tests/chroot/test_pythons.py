@@ -16,7 +16,10 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 VERSIONS = ("3.10", "3.11", "3.12", "3.13")
 ALWAYS = ("tests.chroot.test_protocol", "tests.chroot.test_teardown", "tests.chroot.test_sandbox")
-OLDEST = ("tests.chroot.test_process", "tests.chroot.test_hostile", "tests.chroot.test_fallbacks", "tests.chroot.test_request_fuzz")
+OLDEST = (
+    "tests.chroot.test_process", "tests.chroot.test_hostile", "tests.chroot.test_fallbacks",
+    "tests.chroot.test_request_fuzz", "tests.chroot.test_leaks",
+)  # fmt: skip
 
 
 def candidates(version: str) -> list[str]:
