@@ -382,8 +382,10 @@ class TarReader:
             )
 
     def _truncated(self, where: Where, what: str) -> FormatError:
+        # umoci 0.4.7's insert writes such layers; GNU tar complains of them too.
+        why = " (cut off, or its writer left that out)" if what.startswith("without") else ""
         return FormatError(
-            "tar.truncated", f"{where}: the archive ends {what}; fetch it again", where=where, actual=what
+            "tar.truncated", f"{where}: the archive ends {what}{why}; fetch it again", where=where, actual=what
         )
 
     def _trailing(self, where: Where, what: str) -> FormatError:
