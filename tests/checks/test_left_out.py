@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from checks_lab import FILES, distribution, write_inventory
-from nrl_checks import imports, inventory, operators, runner, training
+from nrl_checks import imports, inventory, kernels, operators, runner, training
 from nrl_checks.common import CheckFailed, Result
 
 
@@ -166,3 +166,19 @@ def test_libraries_that_torch_loads_first_are_not_missing(tmp_path: Path) -> Non
     site = tmp_path / "site-packages"
     assert imports.loaded_before(site / "vllm/_C.abi3.so") == [site / "torch/lib", site / "nvidia/cu13/lib"]
     assert imports.loaded_before(tmp_path / "elsewhere.so") == []
+
+
+def test_what_this_python_does_not_load_is_left_out_and_said(tmp_path: Path) -> None:
+    """vLLM's wheel has its DeepGEMM for Python 3.12 only; under 3.13 vLLM itself does without."""
+
+    def operator() -> dict[str, Any]:
+        raise kernels.NotForThisPython("an extension for another Python")
+
+    listed = inventory.read(write_inventory(tmp_path / "i", {"torch": "1"}))
+    result = Result()
+    operators.run_all(result, {"json": operator, "math": ran({"output": 0.0})}, listed)
+    assert result.outcome == "pass"
+    assert result.details["omitted"] == {"json": "an extension for another Python"}
+    alone = Result()
+    operators.run_all(alone, {"json": operator}, listed)
+    assert alone.outcome == "skipped"

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from oci_builder.model.gates import TrustPolicy
+from oci_builder.model.gates import TrustPolicy, parse_gates
+from oci_builder.release.gates import _wrong_hardware
 from oci_builder.release.receipts import Answer, judge, read_envelope
 from oci_builder.release.signing import load_public
 
@@ -48,3 +49,13 @@ def test_a_receipt_verifies_with_its_own_key_and_with_no_other(receipt: Path) ->
 def test_no_release_trusts_it(receipt: Path) -> None:
     trusted = TrustPolicy.model_validate_json((RELEASES / "trust.json").read_bytes())
     assert not {key.id for key in trusted.keys} & {key.id for key in policy(receipt).keys}
+
+
+@pytest.mark.parametrize("receipt", RECEIPTS, ids=lambda p: f"{p.parent.name}/{p.name}")
+def test_even_with_its_key_trusted_no_b200_gate_takes_its_hardware(receipt: Path) -> None:
+    verdict = judge(read_envelope(receipt), policy(receipt), now=NOW, subjects=subjects(receipt))
+    spec = json.loads((RELEASES.parent / "spec.json").read_bytes())
+    wanted = [gate.hardware for gate in parse_gates(spec["gates"]) if gate.hardware]
+    assert verdict.statement is not None
+    assert len(wanted) >= 3
+    assert all(_wrong_hardware(hardware, verdict.statement.predicate.host) for hardware in wanted)
