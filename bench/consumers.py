@@ -29,8 +29,8 @@ def bench_unpack(b: Bench, oci: Path, docker: Path) -> None:
     shutil.rmtree(layout)
     b.ratio("unpack, times faster than umoci", peer.wall / taken.wall, "> 1")
     b.ratio("unpack, times faster than skopeo + umoci", (copied.wall + peer.wall) / taken.wall, "> 1")
-    for name, loaded in (("docker load", _docker_load(b, docker)), ("podman load", _podman_load(b, oci))):
-        if loaded is not None:
+    for name, load, archive in (("docker load", _docker_load, docker), ("podman load", _podman_load, oci)):
+        if loaded := load(b, archive):
             b.row(f"peer: {name}", loaded)
             b.ratio(f"unpack, times faster than {name}", loaded.wall / taken.wall, "> 1")
 
