@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from oci_builder.engines.local_limits import ELSEWHERE, find_gpus, require_gpus
-from oci_builder.engines.modal_project import arrived, folder_state, folder_text, unpack
+from oci_builder.engines.modal_inputs import unpack
+from oci_builder.engines.modal_project import arrived, folder_state, folder_text
 from oci_builder.engines.needs import Needs
 from oci_builder.engines.run import run_stage
 from oci_builder.engines.stages import KEY_SECRET, find_stage

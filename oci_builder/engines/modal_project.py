@@ -12,7 +12,6 @@ import io
 import lzma
 import os
 import re
-import shutil
 import stat
 import tarfile
 import tempfile
@@ -20,6 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from oci_builder.engines.modal_inputs import As, Item, write_inputs
 from oci_builder.engines.stages import Request
 from oci_builder.engines.stages_options import FILES
 from oci_builder.model.errors import ConflictError, SpecError, TransportError, disk_error, show
@@ -35,15 +35,13 @@ from oci_builder.model.spec import (
     Spec,
     load_spec,
 )
+from oci_builder.payload.checkout import check_commit, require_own_history
 from oci_builder.release.files import replace_file
 
-# A checkout with its history fits; a tier of a real runtime belongs on the volume.
-LARGEST = 2 << 30
 # Options that name a file of the sender; those that name a whole root are of this machine only.
 FILE_OPTIONS = tuple(option for option in FILES if not option.startswith("root"))
 # Records, SBOMs and receipts; a folder with archives in it is no release folder.
 LARGEST_RELEASE = 256 << 20
-_SKIPPED = frozenset({".venv", "__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache"})
 
 
 def pack(request: Request, target: Path, mounts: Iterable[str] = (), *, whole: bool = True) -> dict[str, Any]:
@@ -59,26 +57,29 @@ def pack(request: Request, target: Path, mounts: Iterable[str] = (), *, whole: b
 
     Raises:
         SpecError: ``spec.*`` (``spec.path``: an input is missing); ``modal.project``: the spec names something outside
-            its folder, or too much.
+            its folder, or too much; ``payload.commit``, ``payload.history``: a project is not the checkout that it
+            should be, or would not be one there.
         TransportError: ``io.*``.
     """
     path = Path(request.spec)
     spec, folder = load_spec(path), path.absolute().parent
     release = release_folder(request.release) if request.release else None
-    named = {f"spec/{name}": folder / name for name in _named(spec, folder, tuple(mounts), whole)}
+    named = {f"spec/{name}": Item(folder / name, how) for name, how in _named(spec, folder, tuple(mounts), whole)}
     sent = {**request.to_json(), "spec": f"spec/{path.name}", "key": "", "work": "", "scratch": ""}
-    named[sent["spec"]] = path.absolute()
+    named[sent["spec"]] = Item(path.absolute())
+    if whole:
+        _require_checkouts(spec, folder)
     options = dict(request.options)
     for option in FILE_OPTIONS:
         if isinstance(options.get(option), str) and options[option]:
             file = Path(options[option])
             options[option] = f"inputs/{option}/{file.name}"
-            named[options[option]] = file.absolute()
+            named[options[option]] = Item(file.absolute())
     if release is not None:
         sent["release"] = f"releases/{release.name}"
         if release.is_dir():
-            named[sent["release"]] = release
-    _write(target, named)
+            named[sent["release"]] = Item(release, As.TREE)
+    write_inputs(target, named)
     return {**sent, "options": options}
 
 
@@ -95,23 +96,6 @@ def release_folder(text: str) -> Path:
             f"{show(release.name)}", where="--release", actual=release.name,
         )  # fmt: skip
     return release
-
-
-def unpack(archive: Path, folder: Path) -> None:
-    """Put the inputs into ``folder``, anew: what an interrupted run changed there goes.
-
-    Raises:
-        TransportError: ``io.*``, ``modal.project`` (not the sender's tar).
-    """
-    try:
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        with tarfile.open(archive) as tar:
-            tar.extractall(folder, filter="fully_trusted")
-    except OSError as error:
-        raise disk_error(error, "unpacking the sender's inputs") from None
-    except tarfile.TarError as error:
-        raise TransportError("modal.project", f"the sender's inputs did not arrive whole: {error}") from None
 
 
 def arrived(sent: Mapping[str, Any], project: Path) -> dict[str, Any]:
@@ -244,10 +228,10 @@ def _files(text: str) -> Iterator[tuple[str, bytes]]:
         raise TransportError("modal.result", f"the release folder did not come back whole: {error}") from None
 
 
-def _named(spec: Spec, folder: Path, mounts: tuple[str, ...], whole: bool) -> list[str]:
+def _named(spec: Spec, folder: Path, mounts: tuple[str, ...], whole: bool) -> list[tuple[str, As]]:
     """Relative names of everything that a stage reads below the spec's folder; what is missing costs no machine."""
     found = []
-    for place, name in _places(spec):
+    for place, name, how in _places(spec):
         inside = ".." not in PurePosixPath(name).parts
         if inside and any(name.startswith(f"{mount.rstrip('/')}/") for mount in mounts):
             continue
@@ -262,8 +246,20 @@ def _named(spec: Spec, folder: Path, mounts: tuple[str, ...], whole: bool) -> li
                 "spec.path", f"{place} names {show(name)}, which is not there{_hint(folder / name)}", where=place
             )
         if (whole or place == "files") and (folder / name).exists():
-            found.append(name)
+            found.append((name, how))
     return found
+
+
+def _require_checkouts(spec: Spec, folder: Path) -> None:
+    """What the build would refuse of a project, an hour and a machine earlier."""
+    checked = set()
+    for name, tier in spec.tiers.items():
+        if isinstance(tier, LockTier) and not tier.project.startswith("/"):
+            wanted = (tier.project, tier.commit)
+            if wanted not in checked:
+                check_commit(folder / tier.project, tier.commit, f"tiers.{name}")
+                require_own_history(folder / tier.project, f"tiers.{name}")
+                checked.add(wanted)
 
 
 def _hint(path: Path) -> str:
@@ -272,57 +268,28 @@ def _hint(path: Path) -> str:
     return f"; {show(str(path.parent))} is empty: git submodule update --init --recursive" if empty else ""
 
 
-def _places(spec: Spec) -> Iterator[tuple[str, str]]:
+def _places(spec: Spec) -> Iterator[tuple[str, str, As]]:
     base = spec.base
     if isinstance(base, OciBase):
-        yield "base.oci", base.oci
+        yield "base.oci", base.oci, As.TREE
     elif isinstance(base, DockerBase):
-        yield "base.docker", base.docker
+        yield "base.docker", base.docker, As.TREE
     elif isinstance(base, RootfsBase):
-        yield "base.rootfs", base.rootfs
+        yield "base.rootfs", base.rootfs, As.TREE
     if spec.files is not None:
-        yield "files", spec.files
+        yield "files", spec.files, As.FILES
     for name, tier in spec.tiers.items():
         if isinstance(tier, PathTier):
-            yield f"tiers.{name}.path", tier.path
+            yield f"tiers.{name}.path", tier.path, As.TREE
         elif isinstance(tier, RequirementsTier):
-            yield f"tiers.{name}.requirements", tier.requirements
+            yield f"tiers.{name}.requirements", tier.requirements, As.FILES
         elif isinstance(tier, GitTier):
             if tier.lock is not None:
-                yield f"tiers.{name}.lock", tier.lock
+                yield f"tiers.{name}.lock", tier.lock, As.FILES
         elif isinstance(tier, LockTier):
-            yield f"tiers.{name}.project", tier.project
-            yield f"tiers.{name}.lock", f"{tier.project}/uv.lock" if tier.lock is None else tier.lock
+            yield f"tiers.{name}.project", tier.project, As.PROJECT
+            lock = f"{tier.project}/uv.lock" if tier.lock is None else tier.lock
+            yield f"tiers.{name}.lock", lock, As.FILES
 
 
-def _write(target: Path, named: Mapping[str, Path]) -> None:
-    total = 0
-
-    def kept(info: tarfile.TarInfo) -> tarfile.TarInfo | None:
-        nonlocal total
-        if PurePosixPath(info.name).name in _SKIPPED:
-            return None
-        total += info.size
-        if total > LARGEST:
-            raise SpecError(
-                "modal.project", f"the spec's inputs are more than {LARGEST >> 30} GiB (at {show(info.name)}): put "
-                "trees on the volume and name them by their path there", where=info.name,
-            )  # fmt: skip
-        info.uid = info.gid = 0
-        info.uname = info.gname = ""
-        info.mtime = int(info.mtime)
-        return info
-
-    try:
-        with tarfile.open(target, "w", format=tarfile.PAX_FORMAT) as tar:
-            seen: set[str] = set()
-            for name, path in sorted(named.items()):
-                # A lock inside its project, one project for three tiers: what a folder holds is there already.
-                if not any(name == other or name.startswith(f"{other}/") for other in seen):
-                    tar.add(path, name, filter=kept)
-                    seen.add(name)
-    except OSError as error:
-        raise disk_error(error, "packing the spec's inputs") from None
-
-
-__all__ = ["arrived", "folder_state", "folder_text", "pack", "release_folder", "take_folder", "unpack"]
+__all__ = ["arrived", "folder_state", "folder_text", "pack", "release_folder", "take_folder"]

@@ -119,6 +119,24 @@ def top_of(project: Path, where: str) -> Path:
     return Path(_line(project, where, "rev-parse", "--show-toplevel"))
 
 
+def require_own_history(project: Path, where: str) -> None:
+    """A copy of the project's folder is the same checkout: its history lies in that folder, and all of it.
+
+    Raises:
+        SpecError: ``payload.history``; ``payload.commit``: it is no checkout.
+    """
+    common = Path(os.path.realpath(_git_path(project, ".", where)))
+    borrowed = _git_path(project, "objects/info/alternates", where).exists()
+    if not borrowed and common.is_relative_to(os.path.realpath(project)):
+        return
+    why = "its objects are another repository's" if borrowed else f"its history lies in {show(str(common))}"
+    raise SpecError(
+        "payload.history", f"{where}: {show(str(project))} cannot be sent as it is: {why} (a submodule, a worktree or "
+        "a folder of a larger repository); put a checkout of its own there: git clone --recurse-submodules",
+        where=f"{where}.project",
+    )  # fmt: skip
+
+
 def _clone(source: Path, commit: str, target: Path, where: str) -> None:
     borrow(source, commit, target, where)
     for path, inner in submodules(target, commit, where):

@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import os
 import socket
-import tarfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from oci_builder.engines import modal_container, modal_project
-from oci_builder.engines.modal_project import arrived, pack, take_folder, unpack
+from oci_builder.engines import modal_container, modal_inputs
+from oci_builder.engines.modal_inputs import unpack
+from oci_builder.engines.modal_project import arrived, pack, take_folder
 from oci_builder.engines.modal_request import localized
 from oci_builder.engines.stages import STAGES, Request
 from oci_builder.engines.stages_options import FILES
@@ -134,22 +134,8 @@ def test_an_input_that_is_not_there_costs_no_machine(
     pack(request(spec), tmp_path / "inputs.tar", whole=False)
 
 
-def test_one_project_of_three_tiers_travels_once_without_its_environment(tmp_path: Path) -> None:
-    tier = {"project": "RL", "lock": "RL/uv.lock"}
-    spec = write_spec(tmp_path / "here", tiers={"a": tier, "b": tier, "c": tier})
-    for name in ("RL/uv.lock", "RL/.git/HEAD", "RL/.venv/bin/python"):
-        (tmp_path / "here" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "here" / name).write_text(name)
-    pack(request(spec), tmp_path / "inputs.tar")
-    with tarfile.open(tmp_path / "inputs.tar") as tar:
-        names = tar.getnames()
-    assert names.count("spec/RL/uv.lock") == 1
-    assert "spec/RL/.git/HEAD" in names
-    assert not [n for n in names if ".venv" in n]
-
-
 def test_inputs_have_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(modal_project, "LARGEST", 1000)
+    monkeypatch.setattr(modal_inputs, "LARGEST", 1000)
     (tmp_path / "here/one").mkdir(parents=True)
     (tmp_path / "here/one/big").write_bytes(bytes(1001))
     with pytest.raises(SpecError) as error:

@@ -1,0 +1,167 @@
+"""The inputs of a stage arrive on Modal as they are here; what cannot is refused before anything is paid for."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oci_builder.build import BuildOptions, build
+from oci_builder.engines.modal_inputs import unpack
+from oci_builder.engines.modal_project import pack
+from oci_builder.model.errors import SpecError
+from tests.engines.test_modal_project import request, round_trip, write_spec
+
+CAPABILITY = bytes.fromhex("0100000200200000000000000000000000000000")  # cap_net_raw+p, as setcap writes it
+
+
+def made(folder: Path, **files: str) -> Path:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+def portable(spec: Path, place: Path) -> dict[str, Any]:
+    build(spec, place / "out", BuildOptions(place / "cache", 1))
+    found: dict[str, Any] = json.loads((place / "out/container.json").read_text())
+    return found
+
+
+@pytest.mark.root
+def test_what_becomes_an_image_is_the_same_image_there(tmp_path: Path) -> None:
+    """Owners, capabilities and compiled modules of a base; and folders that tools call caches elsewhere."""
+    here = tmp_path / "here"
+    for name in ("root/bin/ping", "root/var/mail/x", "root/usr/lib/__pycache__/m.pyc", "root/.venv/f", "one/.ruff_cache/f",
+                 "one/lib/__pycache__/m.pyc"):  # fmt: skip
+        made(here, **{name: name})
+    os.chown(here / "root/var/mail", 0, 8)
+    (here / "root/var/mail").chmod(0o2775)
+    try:
+        os.setxattr(here / "root/bin/ping", "security.capability", CAPABILITY)
+    except OSError:
+        pytest.skip("no capabilities on this file system")
+    spec = write_spec(here, base={"rootfs": "root"})
+    there = Path(round_trip(request(spec), tmp_path)["spec"])
+    assert os.getxattr(there.parent / "root/bin/ping", "security.capability") == CAPABILITY
+    assert portable(there, tmp_path / "far") == portable(spec, tmp_path / "near")
+
+
+def test_a_tier_may_be_called_like_a_cache(tmp_path: Path) -> None:
+    made(tmp_path / "here", **{".venv/bin/x": "x"})
+    spec = write_spec(tmp_path / "here", tiers={"one": {"path": ".venv"}})
+    assert (Path(round_trip(request(spec), tmp_path)["spec"]).parent / ".venv/bin/x").read_text() == "x"
+
+
+def test_what_is_named_through_a_link_arrives(tmp_path: Path) -> None:
+    """A spec, a tier, the packaging files, a trust policy, and a packaging file itself."""
+    here = tmp_path / "here"
+    made(tmp_path / "away", **{"tier/x": "tier", "layers/a.toml": "", "layers/files/x": "file", "trust.json": "{}",
+                               "spec.json": ""})  # fmt: skip
+    write_spec(tmp_path / "away", files="layers")
+    made(tmp_path / "away", real="real")
+    (tmp_path / "away/layers/files/link").symlink_to("../../real")
+    here.mkdir()
+    for name, target in (("one", "tier"), ("layers", "layers"), ("spec.json", "spec.json"), ("trust", "trust.json")):
+        (here / name).symlink_to(f"../away/{target}")
+    got = round_trip(request(here / "spec.json", options={"trust": str(here / "trust")}), tmp_path)
+    there = Path(got["spec"]).parent
+    assert (there / "one/x").read_text() == "tier"
+    assert (there / "layers/files/x").read_text() == "file"
+    assert (there / "layers/files/link").read_text() == "real"
+    assert Path(got["options"]["trust"]).read_text() == "{}"
+    assert json.loads(Path(got["spec"]).read_text())["files"] == "layers"
+
+
+def test_a_folder_of_packaging_files_elsewhere_is_refused(tmp_path: Path) -> None:
+    made(tmp_path, **{"away/x": "x", "here/one/x": "x", "here/layers/files/y": "y"})
+    (tmp_path / "here/layers/files/away").symlink_to("../../../away")
+    (tmp_path / "here/layers/files/circle").symlink_to(".")
+    with pytest.raises(SpecError) as error:
+        pack(request(write_spec(tmp_path / "here", files="layers")), tmp_path / "inputs.tar")
+    assert error.value.code == "modal.project" and "away" in error.value.message
+
+
+def git(place: Path, *words: str) -> str:
+    identity = ["-c", "user.name=n", "-c", "user.email=a@example.org", "-c", "protocol.file.allow=always"]
+    done = subprocess.run(["git", "-C", str(place), *identity, *words], check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+def repository(place: Path) -> Path:
+    made(place, **{"pyproject.toml": '[project]\nname = "x"\nversion = "1"\n', "uv.lock": "version = 1\n"})
+    git(place, "init", "--quiet")
+    git(place, "add", ".")
+    git(place, "commit", "--quiet", "-m", "one")
+    return place
+
+
+def project_spec(folder: Path, **tier: str) -> Path:
+    return write_spec(folder, tiers={"one": {"project": "RL", **tier}})
+
+
+def test_a_clone_is_the_same_checkout_there(tmp_path: Path) -> None:
+    head = git(repository(tmp_path / "here/RL"), "rev-parse", "HEAD")
+    pack(request(project_spec(tmp_path / "here", commit=head)), tmp_path / "inputs.tar")
+    unpack(tmp_path / "inputs.tar", tmp_path / "there")
+    assert git(tmp_path / "there/spec/RL", "rev-parse", "HEAD") == head
+    assert git(tmp_path / "there/spec/RL", "status", "--porcelain") == ""
+
+
+def test_one_project_of_three_tiers_travels_once_without_its_environment(tmp_path: Path) -> None:
+    tier = {"project": "RL", "lock": "RL/uv.lock"}
+    spec = write_spec(tmp_path / "here", tiers={"a": tier, "b": tier, "c": tier})
+    made(repository(tmp_path / "here/RL"), **{".venv/bin/python": "python"})
+    pack(request(spec), tmp_path / "inputs.tar")
+    with tarfile.open(tmp_path / "inputs.tar") as tar:
+        names = tar.getnames()
+    assert names.count("spec/RL/uv.lock") == 1
+    assert "spec/RL/.git/HEAD" in names
+    assert not [n for n in names if ".venv" in n]
+
+
+def submodule(here: Path) -> None:
+    git(here, "init", "--quiet")
+    git(here, "submodule", "add", "--quiet", str(repository(here.parent / "up")), "RL")
+
+
+def worktree(here: Path) -> None:
+    git(repository(here.parent / "up"), "worktree", "add", "--quiet", str(here / "RL"))
+
+
+def folder_of_a_larger_one(here: Path) -> None:
+    made(here, **{"RL/pyproject.toml": "", "RL/uv.lock": ""})
+    repository(here)
+
+
+def borrowed(here: Path) -> None:
+    git(here, "clone", "--quiet", "--shared", str(repository(here.parent / "up")), "RL")
+
+
+@pytest.mark.parametrize("make", [submodule, worktree, folder_of_a_larger_one, borrowed])
+def test_a_checkout_whose_history_lies_elsewhere_costs_no_machine(make: Any, tmp_path: Path) -> None:
+    (tmp_path / "here").mkdir()
+    make(tmp_path / "here")
+    with pytest.raises(SpecError) as error:
+        pack(request(project_spec(tmp_path / "here")), tmp_path / "inputs.tar")
+    assert error.value.code == "payload.history" and "git clone" in error.value.message
+
+
+@pytest.mark.parametrize("how", ["commit", "dirty", "no-git"])
+def test_a_checkout_that_the_build_would_refuse_costs_no_machine(how: str, tmp_path: Path) -> None:
+    here = tmp_path / "here"
+    repository(here / "RL")
+    if how == "dirty":
+        (here / "RL/uv.lock").write_text("version = 2\n")
+    if how == "no-git":
+        (here / "RL/.git").rename(tmp_path / "git")
+    asked = request(project_spec(here, **({"commit": "0" * 40} if how == "commit" else {})))
+    with pytest.raises(SpecError) as error:
+        pack(asked, tmp_path / "inputs.tar")
+    assert error.value.code == "payload.commit"
+    pack(asked, tmp_path / "inputs.tar", whole=False)
