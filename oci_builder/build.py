@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from oci_builder import __version__
-from oci_builder.model.errors import disk_error
+from oci_builder.model.errors import SpecError, disk_error
 from oci_builder.model.events import Emit, Event, silent
 from oci_builder.model.image import Image, Layer
 from oci_builder.model.jsontext import dump_json
@@ -214,12 +214,19 @@ class _Build:
         prefix = self.spec.prefix.lstrip("/").encode()
         scanned = {name: scan_tree(path, emit=self.emit, limits=self.limits) for name, path in runtime.trees.items()}
         placed = {n: place_tree(tree, prefix + b"/" + n.encode(), self.normal) for n, tree in scanned.items()}
-        definitions = {} if self.spec.files is None else read_definitions(self.folder / self.spec.files)
+        definitions = self._definitions()
         shipped = {path for files in definitions.values() for path in files}
         given = {n.encode(): InlineFile(data) for n, data in runtime.files.items() if n.encode() not in shipped}
-        for name, files in {**({"inventory": given} if given else {}), **definitions}.items():
+        for name, files in (*((("inventory", given),) if given else ()), *definitions.items()):
+            if name in placed:
+                raise SpecError("layers.overlap", f"files: the build has a layer {name!r} of its own", where="files")
             placed[name] = place_files(files, prefix, self.normal)
         return [assemble(name, items, normal=self.normal, base=base_tree) for name, items in placed.items()]
+
+    def _definitions(self) -> dict[str, dict[bytes, InlineFile]]:
+        if self.spec.files is None:
+            return {}
+        return read_definitions(self.folder / self.spec.files, self.limits, self.emit)
 
     def _image(self, base: Base, layers: Sequence[Layer]) -> Image:
         created = {"created": timestamp(self.spec.epoch)}
