@@ -21,7 +21,7 @@ from oci_builder.engines.stages_files import (
 from oci_builder.engines.stages_relocation import with_relocation
 from oci_builder.engines.stages_request import Outcome, Request
 from oci_builder.execution.companions import layer_facts
-from oci_builder.execution.gates import ARCHIVE, ASSEMBLY, GateContext, by_findings, verify_exec
+from oci_builder.execution.gates import GateContext, by_findings, verify_exec
 from oci_builder.execution.run import ExecOptions, image_checks, load_checks
 from oci_builder.execution.staging import Staged, Unpacked, stage
 from oci_builder.model.digest import Digest
@@ -253,8 +253,7 @@ def require_one_build(request: Request, diff_ids: Sequence[str]) -> None:
 
 def _gates_of(report: Report) -> tuple[Mapping[str, Any], ...]:
     """The two gates that need no run."""
-    found = (by_findings(ARCHIVE, report, assembly=False), by_findings(ASSEMBLY, report, assembly=True))
-    return tuple(check.model_dump(mode="json") for check in found)
+    return tuple(check.model_dump(mode="json") for check in by_findings(report))
 
 
 def _wanted(spec: Spec, stage_name: str) -> set[str]:

@@ -35,6 +35,8 @@ _ASSEMBLY = (
     "archive.twin", "archive.views", "archive.tag", "archive.config_name", "archive.extra", "config.", "platform.",
     "layer.order", "entry.link_target", "entry.duplicate", "policy.", "spec.",
 )  # fmt: skip
+# Of a spec's kind, but about a file that could not be read at all.
+_UNREAD = ("spec.path",)
 _SUBJECT_NAMES = {"oci-archive": OCI, "docker-archive": DOCKER}
 _REASON = 4000
 # Bytes of all checks' entries together, beyond which their details are left out: a receipt is a small document.
@@ -78,7 +80,7 @@ def verify_exec(
     context = context or GateContext()
     portable = context.portable or Portable()
     started = stamp()
-    results = [by_findings(ARCHIVE, report, assembly=False), by_findings(ASSEMBLY, report, assembly=True)]
+    results = [*by_findings(report)]
     host = this_host()
     details: dict[str, Any] = {"portable": portable.reason} if portable.reason else {}
     if all(r.outcome == "pass" for r in results):
@@ -109,11 +111,30 @@ def _subjects(report: Report, portable: Portable) -> tuple[Subject, ...]:
     )
 
 
-def by_findings(name: str, report: Report, assembly: bool) -> Result:
-    """``container-archive`` or (``assembly``) ``container-assembly`` by a verification's findings."""
-    found = [f for f in report.errors if f.code.startswith(_ASSEMBLY) == assembly]
+def by_findings(report: Report) -> tuple[Result, Result]:
+    """``container-archive`` and ``container-assembly`` by a verification's findings.
+
+    Of an archive whose bytes are no good nothing more is known: its assembly is ``skipped``, unless that is wrong too.
+    """
     if not report.subjects:
-        return Result(name=name, outcome="skipped", reason="no archive was verified")
+        return _untried(ARCHIVE, "no archive was verified"), _untried(ASSEMBLY, "no archive was verified")
+    wrong = [f for f in report.errors if not _is_assembly(f.code)]
+    apart = [f for f in report.errors if _is_assembly(f.code)]
+    archive, assembly = _found(ARCHIVE, wrong, report), _found(ASSEMBLY, apart, report)
+    if wrong and not apart:
+        assembly = _untried(ASSEMBLY, f"not judged: {ARCHIVE} did not pass")
+    return archive, assembly
+
+
+def _is_assembly(code: str) -> bool:
+    return code.startswith(_ASSEMBLY) and code not in _UNREAD
+
+
+def _untried(name: str, reason: str) -> Result:
+    return Result(name=name, outcome="skipped", reason=reason)
+
+
+def _found(name: str, found: Sequence[Finding], report: Report) -> Result:
     if not found:
         return Result(name=name, outcome="pass", details={"warnings": len(report.findings) - len(report.errors)})
     return Result(name=name, outcome="fail", reason=_reasons(found), details={"codes": sorted({f.code for f in found})})
