@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from chroot_exec import syscalls
 from chroot_exec.errors import RunnerError
 
-_RECORD = "record"
+_RECORD, _BASE = "record", "base"
 
 
 class Run:
@@ -35,7 +35,7 @@ class Run:
         # Under the state's lock nobody sees a folder that has no locked record yet.
         with _locked(state):
             self.folder = tempfile.mkdtemp(prefix="run-", dir=state)
-            self.base = os.path.join(self.folder, "base")
+            self.base = os.path.join(self.folder, _BASE)
             self._record = open(os.path.join(self.folder, _RECORD), "a+b", buffering=0)
             fcntl.flock(self._record, fcntl.LOCK_EX)
         os.mkdir(self.base, 0o700)
@@ -131,6 +131,8 @@ def leave(state: str) -> None:
 def sweep(state: str) -> list[str]:
     """Clean up after runs whose process is gone; running ones are left alone. Idempotent.
 
+    A folder that holds what no run puts there is somebody else's, whatever its name, and stays as it is.
+
     Returns:
         The folders that were removed.
 
@@ -141,9 +143,25 @@ def sweep(state: str) -> list[str]:
     with _locked(state):
         for name in sorted(os.listdir(state)):
             folder = os.path.join(state, name)
-            if name.startswith("run-") and os.path.isdir(folder) and not os.path.islink(folder) and _sweep_run(folder):
+            if name.startswith("run-") and _is_run(folder) and _sweep_run(folder):
                 removed.append(folder)
     return removed
+
+
+def _is_run(folder: str) -> bool:
+    """Whether a folder holds at most a record and a base that is empty, or that something is mounted on."""
+    try:
+        if os.path.islink(folder) or not set(os.listdir(folder)) <= {_RECORD, _BASE}:
+            return False
+        base, record = os.path.join(folder, _BASE), os.path.join(folder, _RECORD)
+        return not _holds(record) and (not _holds(base) or bool(mounts_below(base)))
+    except (NotADirectoryError, FileNotFoundError):
+        # A file; or a run that ends just now.
+        return False
+
+
+def _holds(folder: str) -> bool:
+    return os.path.isdir(folder) and not os.path.islink(folder) and bool(os.listdir(folder))
 
 
 def _sweep_run(folder: str) -> bool:
@@ -177,7 +195,7 @@ def _remove_run(folder: str, record: list[bytes]) -> None:
     for line in reversed(lines):
         if "made" in line:
             _remove_placeholder(root, str(line["made"]))
-    for path in (os.path.join(folder, "base"), folder):
+    for path in (os.path.join(folder, _BASE), folder):
         with contextlib.suppress(FileNotFoundError):
             remove_tree(path)
 

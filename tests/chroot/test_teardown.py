@@ -91,6 +91,17 @@ class Teardown(unittest.TestCase):
         self.assertEqual(list(self.state.iterdir()), [])
         self.assertTrue(os.path.exists("/etc/passwd"))
 
+    def test_a_folder_of_somebody_else_s_stays(self) -> None:
+        """Results of experiments are called run-001 as well; the caller names the folder."""
+        for place in ("run-001/model", "run-002/base/model", "run-003/record/model"):
+            (self.state / place).parent.mkdir(parents=True)
+            (self.state / place).write_text("dear")
+        (self.state / "run-004").write_text("a file")
+        (self.state / "run-005").symlink_to(self.place)
+        self.assertEqual(teardown.sweep(str(self.state)), [])
+        self.assertEqual(len(list(self.state.rglob("model"))), 3)
+        self.assertEqual(len(list(self.state.iterdir())), 5)
+
     def test_a_run_that_is_just_starting_is_left_alone(self) -> None:
         """Many at once: none takes another's folder for a dead one's."""
         program = (
