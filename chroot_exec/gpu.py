@@ -71,6 +71,11 @@ class Injection:
     compat: bool = False
     probe_timeout: float = 60.0
 
+    @property
+    def partitioned(self) -> bool:
+        """Whether a CDI spec gave parts of GPUs (MIG): only those have capabilities of their own there."""
+        return self.source.startswith("cdi ") and any(n.path.startswith("/dev/nvidia-caps/") for n in self.nodes)
+
     def to_json(self) -> dict[str, Any]:
         """The receipt's form."""
         names = sorted({os.path.basename(p) for p in self.libraries} | {os.path.basename(t) for _, t in self.files})

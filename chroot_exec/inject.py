@@ -146,8 +146,8 @@ def activate(
         Variables to set, and facts for the receipt.
 
     Raises:
-        RunnerError: ``gpu.shadowed`` names what hides the driver; ``gpu.ldcache``; ``gpu.none``,
-            ``gpu.not_ready`` and the others of ``cudaprobe.MEANINGS``.
+        RunnerError: ``gpu.shadowed`` names what hides the driver; ``gpu.ldcache``; ``gpu.missing`` (CUDA gives fewer
+            than were given); ``gpu.none``, ``gpu.not_ready`` and the others of ``cudaprobe.MEANINGS``.
     """
     extra = dict(injection.env)
     extra["PATH"] = append(env, "PATH", TOOLS)
@@ -269,4 +269,11 @@ def _probe(files: FileSystem, injection: Injection, driver: str, env: Mapping[st
     )
     if code:
         raise RunnerError(code, f"{message} (driver {injection.driver})")
+    given, seen = len(injection.gpus), len(found["devices"])
+    # Of the parts of one or more GPUs (MIG) CUDA gives a program a single one.
+    if seen < given and "CUDA_VISIBLE_DEVICES" not in env and not injection.partitioned:
+        raise RunnerError(
+            "gpu.missing", f"{given} GPUs were given, CUDA gives {seen}: one may have failed (nvidia-smi, dmesg), or a "
+            "control group may forbid its node; to go on with fewer, name them",
+        )  # fmt: skip
     return {"probe": found}

@@ -12,14 +12,21 @@ VERSION = "580.95.05"
 UUIDS = ("GPU-11111111-0000-0000-0000-000000000000", "GPU-22222222-0000-0000-0000-000000000000")
 LIBRARY_FOLDER = "usr/lib/x86_64-linux-gnu"
 
-# cuInit and the number of devices are set by variables, so that one library can play every driver.
+# cuInit and the number of devices are set by variables, so that one library can play every driver; else the nodes count.
 _CUDA = r"""
 #include <stdlib.h>
+#include <stdio.h>
 #include <string.h>
+#include <unistd.h>
+static int nodes(void) {
+  int n = 0; char path[32];
+  for (int i = 0; i < 16; i++) { sprintf(path, "/dev/nvidia%d", i); n += !access(path, F_OK); }
+  return n;
+}
 static int number(const char *name, int other) { const char *v = getenv(name); return v ? atoi(v) : other; }
 int cuInit(unsigned f) { return number("CUDA_FAKE_INIT", 0); }
 int cuDriverGetVersion(int *v) { *v = 13000; return 0; }
-int cuDeviceGetCount(int *n) { *n = number("CUDA_FAKE_COUNT", 1); return 0; }
+int cuDeviceGetCount(int *n) { *n = number("CUDA_FAKE_COUNT", nodes()); return 0; }
 int cuDeviceGet(int *d, int i) { *d = i; return 0; }
 int cuDeviceGetName(char *s, int n, int d) { strncpy(s, "NVIDIA Fake", n); return 0; }
 int cuDeviceGetUuid(unsigned char *u, int d) { memset(u, 0, 16); u[0] = u[1] = u[2] = u[3] = 0x11; return 0; }

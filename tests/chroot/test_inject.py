@@ -152,6 +152,16 @@ class Properties:
         """B203."""
         self.assertEqual(self.gpu_code(env={"CUDA_FAKE_COUNT": "0"}), "gpu.none")
 
+    def test_fewer_devices_than_were_given(self) -> None:
+        """One fell off the bus, or a control group forbids it: eight were asked for and paid for."""
+        self.assertEqual(self.gpu_code(env={"CUDA_FAKE_COUNT": "1"}), "gpu.missing")
+        self.gpu["devices"] = ["1"]
+        self.assertEqual(self.gpu_out("echo one", env={"CUDA_FAKE_COUNT": "1"}), "one\n")
+
+    def test_a_program_may_be_shown_fewer(self) -> None:
+        env = {"CUDA_FAKE_COUNT": "1", "CUDA_VISIBLE_DEVICES": "0"}
+        self.assertEqual(self.gpu_out("echo one", env=env), "one\n")
+
     def test_no_gpu_where_one_was_asked_for(self) -> None:
         shutil.rmtree(self.machine.root / "dev")
         shutil.rmtree(self.machine.root / "proc/driver")
