@@ -9,7 +9,7 @@ import os
 import re
 import stat
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from chroot_exec import cdi, drivers
@@ -106,9 +106,12 @@ def discover(asked: Gpu) -> Injection:
         return _from_cdi(host, asked, edits, version)
     if asked.source == "cdi":
         raise RunnerError("gpu.source", f"no CDI spec of kind {cdi.KIND} in {', '.join(cdi.FOLDERS)}")
-    chosen = select(enumerate_gpus(host), asked.devices)
+    gpus, hidden = enumerate_gpus(host)
+    chosen = select(gpus, asked.devices)
     files, source = _driver_files(host, asked.source, version)
     nodes, notes = gpu_nodes(host, chosen)
+    if hidden:
+        notes.append(f"{hidden} GPUs of this machine have no node in /dev, as in a container: left out")
     env = _without_caps(nodes, notes)
     return Injection(
         source, version or _file_version(files), chosen, nodes,
@@ -133,8 +136,12 @@ def _file_version(files: DriverFiles) -> str:
     return next((n.removeprefix("libcuda.so.") for n in names if n.startswith("libcuda.so.")), "")
 
 
-def enumerate_gpus(host: Host) -> tuple[GpuInfo, ...]:
-    """All GPUs, by the kernel module's own list, else by the nodes that are there."""
+def enumerate_gpus(host: Host) -> tuple[tuple[GpuInfo, ...], int]:
+    """All GPUs, by the kernel module's own list, else by the nodes that are there; and how many of the list are hidden.
+
+    A container sees the list of its whole machine and the nodes of its own GPUs. Where nobody has made a node yet, all
+    of the list count.
+    """
     out: list[GpuInfo] = []
     for bus in host.names("/proc/driver/nvidia/gpus"):
         rows = host.read(f"/proc/driver/nvidia/gpus/{bus}/information").split("\n")
@@ -143,9 +150,10 @@ def enumerate_gpus(host: Host) -> tuple[GpuInfo, ...]:
             minor = int(facts["Device Minor"])
             out.append(GpuInfo(len(out), minor, facts.get("GPU UUID", ""), facts.get("Model", ""), bus))
     if out:
-        return tuple(out)
+        here = [g for g in out if host.exists(f"/dev/nvidia{g.minor}")] or out
+        return tuple(replace(g, index=i) for i, g in enumerate(here)), len(out) - len(here)
     minors = sorted(int(m.group(1)) for m in map(_GPU_NODE.match, host.glob("/dev/nvidia[0-9]*")) if m)
-    return tuple(GpuInfo(index, minor) for index, minor in enumerate(minors))
+    return tuple(GpuInfo(index, minor) for index, minor in enumerate(minors)), 0
 
 
 def select(gpus: tuple[GpuInfo, ...], devices: tuple[str, ...]) -> tuple[GpuInfo, ...]:
@@ -247,7 +255,7 @@ def _from_cdi(host: Host, asked: Gpu, edits: cdi.Edits, version: str) -> Injecti
         minors += [int(match.group(1))] if match else []
     if not minors:
         raise RunnerError("gpu.none", f"{edits.source} gives no /dev/nvidia0 or the like: zero GPUs is a failure")
-    known = {g.minor: g for g in enumerate_gpus(host)}
+    known = {g.minor: g for g in enumerate_gpus(host)[0]}
     gpus = tuple(known.get(m, GpuInfo(i, m)) for i, m in enumerate(dict.fromkeys(minors)))
     missing = [s for s, _ in edits.mounts if not host.exists(s)]
     if missing:

@@ -46,7 +46,7 @@ def read_identity(user: str, root: Root) -> Identity:
 
 def find_identity(user: str, passwd: bytes, group: bytes) -> Identity:
     """As ``read_identity``, from the two files' bytes (config.md of the OCI image spec, "User")."""
-    name, colon, group_name = user.partition(":")
+    name, _, group_name = user.partition(":")
     entry = _entry(passwd, name or "0", 7)
     number = _number(name or "0")
     if entry is None and number is None:
@@ -54,8 +54,8 @@ def find_identity(user: str, passwd: bytes, group: bytes) -> Identity:
     uid = _id(entry[2], user) if entry else number or 0
     gid = _id(entry[3], user) if entry else 0
     # Kept from Docker: supplementary groups come with a user's own group, not with one that was asked for.
-    groups = _memberships(group, entry[0]) if entry and not colon else ()
-    if colon:
+    groups = _memberships(group, entry[0]) if entry and not group_name else ()
+    if group_name:
         found = _entry(group, group_name, 4)
         asked = _id(found[2], user) if found else _number(group_name)
         if asked is None:

@@ -132,14 +132,24 @@ def _own_ranges(path: str) -> str:
 
 
 def _subordinate(pid: int) -> bool:
+    """Whether the tools mapped both kinds of ids; when False, none is mapped.
+
+    Raises:
+        RunnerError: ``sandbox.userns``: the users are mapped, for good, and the groups cannot be.
+    """
+    commands = []
     for kind, own in (("uid", os.geteuid()), ("gid", os.getegid())):
         tool, ranges = shutil.which(f"new{kind}map"), _subordinate_range(kind)
         if tool is None or ranges is None:
             return False
         start, count = ranges
-        command = [tool, str(pid), "0", str(own), "1", "1", str(start), str(count)]
-        if subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True).returncode:
+        commands.append([tool, str(pid), "0", str(own), "1", "1", str(start), str(count)])
+    for command in commands:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
+        if done.returncode and command is commands[0]:
             return False
+        if done.returncode:
+            raise RunnerError("sandbox.userns", f"{command[0]} failed: {done.stderr.strip()[-300:]}; see /etc/subgid")
     return True
 
 

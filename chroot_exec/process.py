@@ -22,6 +22,8 @@ FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signa
 # Seconds between SIGTERM and SIGKILL when time is up.
 GRACE = 2.0
 _DRAIN = 1.0
+# Seconds: epoll(7) counts milliseconds in 32 bits, a check's own time may be longer.
+_LONGEST_WAIT = 3600.0
 _STATUS_NOT_EXECUTABLE = 126
 _STATUS_NOT_FOUND = 127
 # Less than PIPE_BUF: it is written before anybody reads.
@@ -247,7 +249,7 @@ class Program:
         return timed_out
 
     def _turn(self, timeout: float | None) -> bool:
-        ready = self._selector.select(timeout)
+        ready = self._selector.select(None if timeout is None else min(timeout, _LONGEST_WAIT))
         for key, _ in ready:
             key.data(key.fd)
         return bool(ready)

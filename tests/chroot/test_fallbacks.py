@@ -96,33 +96,42 @@ class Fallbacks(SandboxCase):
 class Subordinate(SandboxCase):
     isolation = "rootless"
 
-    def test_ids_of_etc_subuid(self) -> None:
-        """With newuidmap a user of the image exists in the sandbox's own map, without another user namespace."""
+    def ranged(self, users: str, groups: str) -> Any:
+        """The receipt of a check that an ordinary user runs, with these lines in /etc/subuid and /etc/subgid."""
         if os.geteuid():
             self.skipTest("needs root to give an ordinary user a range")
         check = {"name": "a", "argv": ["/bin/sh", "-c", "id -u; cat /proc/self/uid_map"]}
         request = self.folder / "sub.json"
         request.write_text(json.dumps(self.request(checks=[check], user="someone")))
-        ranges = self.folder / "ranges"
-        users = self.folder / "users"
-        users.write_text(f"root:x:0:0::/:/bin/sh\nranged:x:{ORDINARY_UID}:{ORDINARY_UID}::/:/bin/sh\n")
-        ranges.write_text("ranged:200000:65536\n")
+        names = f"root:x:0:0::/:/bin/sh\nranged:x:{ORDINARY_UID}:{ORDINARY_UID}::/:/bin/sh\n"
         # In a mount namespace of its own, so that this machine's /etc stays as it is.
-        script = (
-            f"mount --bind {ranges} /etc/subuid && mount --bind {ranges} /etc/subgid && "
-            f"mount --bind {users} /etc/passwd && exec setpriv "
-            f"--reuid {ORDINARY_UID} --regid {ORDINARY_UID} --clear-groups {self.python} -m chroot_exec {request}"
+        script = ""
+        for name, text in (("subuid", users), ("subgid", groups), ("passwd", names)):
+            (self.folder / name).write_text(text)
+            script += f"mount --bind {self.folder / name} /etc/{name} && "
+        script += (
+            f"exec setpriv --reuid {ORDINARY_UID} --regid {ORDINARY_UID} --clear-groups {self.python} "
+            f"-m chroot_exec {request}"
         )
         command = ["unshare", "-m", "sh", "-c", script]
         done = subprocess.run(command, cwd=self.folder, capture_output=True, text=True, timeout=60)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-        receipt = json.loads(done.stdout)
+        return json.loads(done.stdout)
+
+    def test_ids_of_etc_subuid(self) -> None:
+        """With newuidmap a user of the image exists in the sandbox's own map, without another user namespace."""
+        receipt = self.ranged("ranged:200000:65536\n", "ranged:200000:65536\n")
         self.assertEqual(receipt["sandbox"]["ids"], "subordinate")
         lines = receipt["checks"][0]["stdout"]["text"].splitlines()
         self.assertEqual(lines[0], "1234")
         self.assertEqual(
             [line.split() for line in lines[1:]], [["0", str(ORDINARY_UID), "1"], ["1", "200000", "65536"]]
         )
+
+    def test_a_range_of_users_alone(self) -> None:
+        """An /etc/subgid that nobody has filled: no more than the own id is mapped, and it runs all the same."""
+        receipt = self.ranged("ranged:200000:65536\n", "other:200000:65536\n")
+        self.assertEqual((receipt["sandbox"]["ids"], receipt["outcome"]), ("single", "pass"))
 
     def test_settings_that_forbid_namespaces(self) -> None:
         """In a user namespace whose own settings forbid more of them: a code, and which setting it is."""

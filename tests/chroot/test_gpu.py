@@ -119,6 +119,13 @@ class Discovery(unittest.TestCase):
         self.assertEqual(numbers["/dev/nvidia1"], (195, 1))
         self.assertEqual(numbers["/dev/nvidiactl"], (195, 255))
 
+    def test_a_container_s_own_gpus(self) -> None:
+        """Its /proc lists the whole machine, its /dev has what it was given, which CUDA numbers from 0."""
+        (self.root / "dev/nvidia0").unlink()
+        found = gpu.discover(Gpu(host=str(self.root), devices=("all",)))
+        self.assertEqual([(g.index, g.uuid) for g in found.gpus], [(0, UUIDS[1])])
+        self.assertIn("1 GPUs of this machine have no node", " ".join(found.notes))
+
     def test_without_proc_devices_the_nodes_count(self) -> None:
         (self.root / "proc/devices").unlink()
         self.assertEqual(self.numbers()["/dev/nvidia-uvm"], (509, 0))

@@ -86,6 +86,9 @@ class Properties:
         self.assertLess(time.monotonic() - started, 10)
         self.assertEqual(processes_with(word), [])
 
+    def test_a_month_is_no_time_too_long(self) -> None:
+        self.assertEqual(self.shell("echo done", check={"timeout": 9e8})["outcome"], "pass")
+
     def test_a_daemon_that_stays(self) -> None:
         word = str(80000 + os.getpid() % 9999)
         started = time.monotonic()

@@ -111,12 +111,13 @@ class Users(unittest.TestCase):
             ("", (0, 0, (), "/root")), ("web", (33, 34, (44, 45), "/srv")), ("33", (33, 34, (44, 45), "/srv")),
             ("web:video", (33, 44, (), "/srv")), ("web:99", (33, 99, (), "/srv")), ("500", (500, 0, (), "/")),
             ("500:500", (500, 500, (), "/")), ("7", (77, 78, (), "/")),
+            ("web:", (33, 34, (44, 45), "/srv")), ("500:", (500, 0, (), "/")), (":", (0, 0, (), "/root")),
         ):  # fmt: skip
             with self.subTest(user):
                 self.assertEqual(self.find(user), wanted)
 
     def test_unknown(self) -> None:
-        for user in ("who", "web:who", "bad", "4294967295", "-1", "web:"):
+        for user in ("who", "web:who", "bad", "4294967295", "-1", "who:"):
             with self.subTest(user), self.assertRaises(RunnerError) as caught:
                 self.find(user)
             self.assertEqual(caught.exception.code, "user.unknown")
