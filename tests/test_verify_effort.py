@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from oci_builder.judge import treelog
 from oci_builder.model.errors import OciBuilderError
 from oci_builder.model.limits import DEFAULT_LIMITS
-from oci_builder.rootfs import apply_common
+from oci_builder.rootfs import apply_common, tree_log
 from oci_builder.unpack import UnpackOptions, unpack_image
 from oci_builder.verify import VerifyOptions, verify_archives
 from oci_builder.wire.tar import KeySet, name_key
@@ -108,9 +107,31 @@ def test_a_tree_too_large_to_be_modelled_is_refused(tmp_path: Path, monkeypatch:
     archive = write(tmp_path / "a.tar", Lab(layers=[link, met, plain]).oci())
     good = write(tmp_path / "b.tar", Lab(layers=[link, plain]).oci())
     assert verify_archives([archive]).ok
-    monkeypatch.setattr(treelog, "_MOST_MODELLED", 10_000)
+    monkeypatch.setattr(tree_log, "MOST_MODELLED", 10_000)
     assert [e.code for e in verify_archives([archive]).errors] == ["limit.entries"] * 2
     assert verify_archives([good]).ok
+
+
+MANY = [t.file(b"%032x" % random.Random(n).getrandbits(128)) for n in range(1500)]
+LOWER = t.tar(*MANY, t.file(b"low"), t.symlink(b"s", b"d"))
+
+
+@pytest.mark.parametrize("bound", ["MOST_MODELLED", "MOST_LOGGED"])
+@pytest.mark.parametrize(("upper", "refused"), [
+    ([t.hardlink(b"up", b"low")], True),
+    ([t.file(b"s/f")], True),
+    ([t.hardlink(b"a", b"b"), t.hardlink(b"b", b"c"), t.file(b"c")], True),
+    ([t.hardlink(b"a", b"c"), t.file(b"c"), t.hardlink(b"b", b"c")], False),
+    ([t.file(b"d/f"), t.file(b".wh.low"), t.file(b".wh.s")], False),
+])  # fmt: skip
+def test_verify_and_unpack_stop_at_the_same_tree(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bound: str, upper: list[bytes], refused: bool
+) -> None:
+    """An unpacking needs no room for a tree in memory; what nobody else could judge is refused there as well."""
+    assert verdicts(tmp_path, [LOWER, t.tar(*upper)]) == ("", "")
+    (tmp_path / "bound").mkdir()
+    monkeypatch.setattr(tree_log, bound, 20_000)
+    assert verdicts(tmp_path / "bound", [LOWER, t.tar(*upper)]) == (("limit.entries",) * 2 if refused else ("", ""))
 
 
 def test_a_key_set_is_a_set() -> None:
@@ -135,3 +156,6 @@ def test_too_many_links_that_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         folder.mkdir()
         layer = t.tar(*(t.hardlink(b"l%d" % n, b"t") for n in range(count)), t.file(b"t"))
         assert verdicts(folder, [layer]) == (code, code)
+        (folder / "below").mkdir()
+        upper = t.tar(*(t.hardlink(b"l%d" % n, b"t") for n in range(count)))
+        assert verdicts(folder / "below", [t.tar(t.file(b"t")), upper]) == (code, code), "links to a lower layer"

@@ -9,11 +9,11 @@ from typing import Any
 from oci_builder.judge.contents import Member
 from oci_builder.judge.graph import LAYER_NAMES, Graph
 from oci_builder.judge.layer import LayerFacts
-from oci_builder.judge.treelog import judge_tree
 from oci_builder.model import media
 from oci_builder.model.documents import Descriptor, ImageConfig
 from oci_builder.model.env import is_hollow, names_one_folder
 from oci_builder.model.errors import show
+from oci_builder.rootfs.tree_log import judge_tree
 from oci_builder.wire.tar import name_key, too_many_folders
 
 OUR_HISTORY = "oci-builder:"

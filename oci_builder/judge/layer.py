@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 from oci_builder.judge.hashing import Hashers, SideHash
 from oci_builder.judge.options import JudgeOptions, OnEntry
-from oci_builder.judge.treelog import LateLinks, LayerTree, TreeLog
 from oci_builder.model.digest import Digest
 from oci_builder.model.errors import FormatError, OciBuilderError, PolicyError, show
 from oci_builder.rootfs.apply_nodes import STANDARD_NODES
+from oci_builder.rootfs.tree_log import LayerTree, TreeLog
 from oci_builder.rootfs.whiteout import hidden_by
 from oci_builder.wire.compress import Compression, MemberSeen, Options, decode_chunks, sniff
 from oci_builder.wire.compress.gzipframe import is_our_member
@@ -32,9 +32,8 @@ class LayerFacts:
         diff_id, tar_size: of the uncompressed bytes; None where they could not be read to the end.
         problems, warnings: of the compression and the tar, for whoever finds that this blob is a layer.
         rule_breaks: what our own layers may not have (devices, setuid), judged only when it is ours.
-        names: every name in it.
-        log: its names in order, for the tree that all layers make.
-        late: hard links to names that were not in it before them; ``open_links`` has the first, as (name, target).
+        tree: its names, for the tree that all layers make.
+        open_links: the first hard links to names that were not in it before them, as (name, target).
         newest: the newest time in it, nanoseconds since 1970.
         ours: True when its first gzip member is one of ours.
     """
@@ -45,22 +44,25 @@ class LayerFacts:
     problems: list[OciBuilderError] = field(default_factory=list)
     warnings: list[tuple[str, str]] = field(default_factory=list)
     rule_breaks: list[OciBuilderError] = field(default_factory=list)
-    names: NameLedger = field(default_factory=NameLedger)
-    log: TreeLog = field(default_factory=TreeLog)
-    late: LateLinks = field(default_factory=LateLinks)
+    tree: LayerTree = field(default_factory=LayerTree)
     open_links: list[tuple[bytes, bytes]] = field(default_factory=list)
     newest: int = 0
     ours: bool = False
 
     @property
+    def names(self) -> NameLedger:
+        """Every name in it."""
+        return self.tree.names
+
+    @property
+    def log(self) -> TreeLog:
+        """Its names in order."""
+        return self.tree.log
+
+    @property
     def weight(self) -> int:
         """What it takes to judge it once more, in names."""
         return self.names.size + 16 * (len(self.problems) + len(self.warnings) + len(self.open_links))
-
-    @property
-    def tree(self) -> LayerTree:
-        """What it takes to judge the tree that it makes with others."""
-        return LayerTree(self.log, self.names, self.late)
 
     @property
     def padded(self) -> bool:
@@ -80,7 +82,7 @@ def read_layer(
     """
     pull = Pull(blob_hash.tee(chunks))
     head = pull.peek(64)
-    facts = LayerFacts(compression=sniff(head), ours=is_our_member(head), log=TreeLog(options.limits))
+    facts = LayerFacts(compression=sniff(head), ours=is_our_member(head), tree=LayerTree(TreeLog(options.limits)))
     last: list[MemberSeen] = []
 
     def seen(member: MemberSeen) -> None:
@@ -151,20 +153,15 @@ def _name_trailing_member(facts: LayerFacts, end: int, last: list[MemberSeen], w
 def _check_entry(entry: TarEntry, where: str, facts: LayerFacts) -> None:
     if len(facts.problems) + len(facts.rule_breaks) > _MOST_KEPT:
         return
-    facts.log.add(entry)
     if entry.mtime_ns > facts.newest:
         facts.newest = entry.mtime_ns
-    code = facts.names.note(entry)
+    code = facts.tree.note(entry)
     if code == "entry.duplicate":
         facts.problems.append(
             PolicyError(code, f"{where}: {show(entry.name)} stands twice", where=f"{where}: {show(entry.name)}")
         )
-    elif code == "entry.link_target":
-        facts.late.add(entry)
-        if len(facts.open_links) < _MOST_KEPT:
-            facts.open_links.append((entry.name, entry.link))
-    elif entry.kind is Kind.HARDLINK and facts.late.has(entry.link):
-        facts.late.add(entry)
+    elif code == "entry.link_target" and len(facts.open_links) < _MOST_KEPT:
+        facts.open_links.append((entry.name, entry.link))
     try:
         hidden_by(entry, where)
     except PolicyError as error:

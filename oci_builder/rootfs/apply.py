@@ -22,8 +22,9 @@ from oci_builder.rootfs.apply_nodes import make_node
 from oci_builder.rootfs.apply_notes import Notes
 from oci_builder.rootfs.apply_remove import Spare, remove_entry
 from oci_builder.rootfs.resolve import OPEN_FOLDER
+from oci_builder.rootfs.tree_log import LayerTree, TreeLog, require_judgeable
 from oci_builder.rootfs.whiteout import OPAQUE, hidden_by
-from oci_builder.wire.tar import FolderLedger, KeySet, Kind, NameLedger, TarEntry, TarReader
+from oci_builder.wire.tar import KeySet, Kind, TarEntry, TarReader
 
 T = TypeVar("T")
 
@@ -97,9 +98,8 @@ class RootTree:
         try:
             for entry in layer:
                 self._count()
-                if self._layer.names.note(entry) == "entry.duplicate":
+                if self._layer.trees[-1].note(entry) == "entry.duplicate":
                     raise self._twice(entry)
-                self._layer.parents.note(entry)
                 self._apply(entry, layer)
             self._late_links()
         except OSError as error:
@@ -116,6 +116,7 @@ class RootTree:
 
     def finish(self) -> None:
         """Give all folders their owner, mode and times."""
+        require_judgeable(self._layer.trees, self.options.where)
         try:
             self._folders.finish(self._dress.folder)
         except OSError as error:
@@ -297,17 +298,17 @@ class _Layer(Spare):
     def __init__(self, limits: Limits) -> None:
         self.folders: Folders | None = None
         self._limits = limits
-        self.parents = FolderLedger(limits)
-        self.clear()
+        # Of all layers so far: what nobody could judge who has no disk for it is refused here too.
+        self.trees: list[LayerTree] = []
+        self._made, self.late, self.left_out = KeySet(), list[HardLink](), set[bytes]()
 
     def clear(self) -> None:
         """A new layer begins."""
         # Hashes of (inode of the folder, name).
         self._made = KeySet()
-        self.parents = FolderLedger(self._limits, self.parents.count)
-        self.names = NameLedger()
-        self.late: list[HardLink] = []
-        self.left_out: set[bytes] = set()
+        before = self.trees[-1].log.folders.count if self.trees else 0
+        self.trees.append(LayerTree(TreeLog(self._limits, before, keep=False)))
+        self.late, self.left_out = [], set()
 
     def add(self, folder: int, name: bytes) -> None:
         """``name`` in the folder with this inode number was made."""

@@ -16,7 +16,6 @@ from typing import Any
 from oci_builder.judge.hashing import Hashers
 from oci_builder.judge.layer import read_layer
 from oci_builder.judge.options import Findings, JudgeOptions
-from oci_builder.judge.treelog import judge_tree
 from oci_builder.model import media
 from oci_builder.model.digest import Digest
 from oci_builder.model.documents import Descriptor
@@ -29,6 +28,7 @@ from oci_builder.rootfs.layers import LayerStore, WriteOptions, write_layer
 from oci_builder.rootfs.layers_assemble import assemble, place_tree
 from oci_builder.rootfs.layers_plan import Normal
 from oci_builder.rootfs.scan import ScanPolicy, changed, input_failure, scan_tree
+from oci_builder.rootfs.tree_log import judge_tree
 from oci_builder.rootfs.whiteout import hidden_by
 from oci_builder.wire.compress import BLOCK, Compression, encode_layer, sniff
 from oci_builder.wire.source import FileRange

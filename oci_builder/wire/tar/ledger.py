@@ -83,7 +83,12 @@ class FolderLedger:
     @property
     def count(self) -> int:
         """Folders so far, those of the layers before included."""
-        return self._before + max(self._listed, len(self.keys))
+        return self._before + self.own
+
+    @property
+    def own(self) -> int:
+        """Folders of this layer so far."""
+        return max(self._listed, len(self.keys))
 
     def note(self, entry: TarEntry) -> None:
         """Record an entry.

@@ -10,6 +10,7 @@ import zlib
 from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 
 from oci_builder.model.errors import OciBuilderError, PolicyError
 from oci_builder.model.limits import DEFAULT_LIMITS, Limits
@@ -22,7 +23,7 @@ _PIECE = 1 << 18
 # Compressed names that are remembered, of one layer and of all; the biggest real layer's take 2 MB.
 MOST_LOGGED = 64 << 20
 # Bytes that a tree in memory may take, and what a file, a folder, and a link's target take of them.
-_MOST_MODELLED = 160 << 20
+MOST_MODELLED = 160 << 20
 _FILE, _FOLDER, _LINK = 104, 330, 80
 _LETTERS = {Kind.FILE: b"f", Kind.DIR: b"d", Kind.SYMLINK: b"s", Kind.HARDLINK: b"h", Kind.CHAR: b"c"}
 _KINDS = {letter: kind for kind, letter in _LETTERS.items()}
@@ -31,6 +32,10 @@ _DATA = b"F"  # a file that is not empty, which no whiteout may be
 
 class TreeLog:
     """What a tree needs to know of a layer's entries.
+
+    Args:
+        before: folders of other layers of the image.
+        keep: False where nobody is going to ask for the entries again, only for what they would take.
 
     Attributes:
         folders: those of its names.
@@ -41,12 +46,14 @@ class TreeLog:
         PolicyError: ``limit.folders``.
     """
 
-    __slots__ = ("_cost", "_open", "_packed", "_packer", "folders", "size")
+    __slots__ = ("_cost", "_keep", "_open", "_packed", "_packer", "folders", "size")
 
-    def __init__(self, limits: Limits = DEFAULT_LIMITS) -> None:
-        self.folders = FolderLedger(limits)
+    def __init__(self, limits: Limits = DEFAULT_LIMITS, before: int = 0, *, keep: bool = True) -> None:
+        self.folders = FolderLedger(limits, before)
+        self._keep = keep
         self.size = self._cost = 0
-        self._packer = zlib.compressobj(1)
+        # Most layers of an archive full of them are small, and this takes 260 KB.
+        self._packer: zlib._Compress | None = None
         self._packed: list[bytes] = []
         self._open: list[bytes] = []
 
@@ -64,7 +71,7 @@ class TreeLog:
     @property
     def cost(self) -> int:
         """See the class."""
-        return self._cost + _FOLDER * self.folders.count
+        return self._cost + _FOLDER * self.folders.own
 
     def entries(self) -> Iterator[TarEntry]:
         """The entries again: names, kinds and links.
@@ -72,10 +79,10 @@ class TreeLog:
         Raises:
             PolicyError: ``limit.entries``: their names were more than is remembered.
         """
-        if self.size > MOST_LOGGED:
+        if self.size > MOST_LOGGED or not self._keep:
             raise PolicyError("limit.entries", "more names than are remembered to judge links among them")
-        self._pack()
-        fields = _fields(zlib.decompressobj(), [*self._packed, self._packer.copy().flush()])
+        rest = [self._packer.copy().flush()] if self._packer is not None else []
+        fields = chain(_fields(zlib.decompressobj(), [*self._packed, *rest]), self._open)
         for first, link in zip(fields, fields, strict=True):
             kind = Kind.FILE if first[:1] == _DATA else _KINDS[first[:1]]
             yield TarEntry(first[1:], kind, size=int(first[:1] == _DATA), link=link)
@@ -83,12 +90,15 @@ class TreeLog:
     def forget(self) -> None:
         """Remember no names."""
         self._packed.clear()
+        self._packer = None
         self.size = MOST_LOGGED + 1
 
     def _pack(self) -> None:
         if self._open and self.size <= MOST_LOGGED:
+            self._packer = self._packer or zlib.compressobj(1)
             data = self._packer.compress(b"\0".join(self._open) + b"\0")
-            self._packed.append(data)
+            if self._keep:
+                self._packed.append(data)
             self.size += len(data)
         self._open.clear()
 
@@ -123,9 +133,21 @@ class LateLinks:
 class LayerTree:
     """What ``judge_tree`` needs to know of a layer: its entries, its names, its late links."""
 
-    log: TreeLog
-    names: NameLedger
-    late: LateLinks
+    log: TreeLog = field(default_factory=TreeLog)
+    names: NameLedger = field(default_factory=NameLedger)
+    late: LateLinks = field(default_factory=LateLinks)
+
+    def note(self, entry: TarEntry) -> str | None:
+        """Take the next entry; returns as ``NameLedger.note``.
+
+        Raises:
+            PolicyError: ``limit.folders``, ``limit.entries``.
+        """
+        self.log.add(entry)
+        code = self.names.note(entry)
+        if entry.kind is Kind.HARDLINK and (code == "entry.link_target" or self.late.has(entry.link)):
+            self.late.add(entry)
+        return code
 
 
 def _fields(unpacker: zlib._Decompress, packed: Iterable[bytes]) -> Iterator[bytes]:
@@ -140,18 +162,40 @@ def _fields(unpacker: zlib._Decompress, packed: Iterable[bytes]) -> Iterator[byt
 
 def judge_tree(layers: list[LayerTree], where: str, limits: Limits) -> OciBuilderError | None:
     """What an unpacking of these layers, lowest first, would refuse because of the tree; None when it would not."""
-    if all(layer.late.are_plain(layer.names) for layer in layers) and not _meet(layers):
+    if not _needs_model(layers):
         return None
-    if sum(layer.log.cost for layer in layers) > _MOST_MODELLED:
-        message = f"{where}: names lead through links, or hard links cross layers, among too many names to judge"
-        return PolicyError("limit.entries", message, where=where)
     model = TreeModel(where, limits)
     try:
+        _require_few(layers, where)
         for layer in layers:
             model.apply(layer.log.entries())
     except OciBuilderError as error:
         return error
     return None
+
+
+def require_judgeable(layers: list[LayerTree], where: str) -> None:
+    """Refuse, for who needs no tree in memory, what ``judge_tree`` refuses because there is no room for one.
+
+    Raises:
+        PolicyError: ``limit.entries``.
+    """
+    try:
+        _require_few(layers, where)
+    except PolicyError:
+        if _needs_model(layers):
+            raise
+
+
+def _require_few(layers: list[LayerTree], where: str) -> None:
+    logs = [layer.log for layer in layers]
+    if sum(log.cost for log in logs) > MOST_MODELLED or sum(log.size for log in logs) > MOST_LOGGED:
+        message = f"{where}: names lead through links, or hard links cross layers, among too many names to judge"
+        raise PolicyError("limit.entries", message, where=where)
+
+
+def _needs_model(layers: list[LayerTree]) -> bool:
+    return not all(layer.late.are_plain(layer.names) for layer in layers) or _meet(layers)
 
 
 def _meet(layers: list[LayerTree]) -> bool:
