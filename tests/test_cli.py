@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pty
+import random
 import shlex
 import shutil
 import subprocess
@@ -20,6 +21,7 @@ from oci_builder.cli.common import MOST_JOBS, default_jobs
 from oci_builder.model.events import Event
 from oci_builder.progress import rendering
 from tests.conftest import Built, small_tiers, write_spec
+from tests.lab.archives import Lab, files, write
 
 ROOT = Path(__file__).resolve().parent.parent
 START = (sys.executable, "-c", "import sys; from oci_builder.cli import main; sys.exit(main())")
@@ -329,3 +331,24 @@ def test_an_error_before_the_checks_is_in_the_json_too(quick: Built, tmp_path: P
 @pytest.mark.parametrize("words", [("--checks", "c.json"), ("--receipt", "r.json"), ("--gpu=all",)])
 def test_what_only_checks_use_is_refused_without_them(quick: Built, words: tuple[str, ...]) -> None:
     assert call("verify", quick.oci, *words).returncode == 2
+
+
+def test_a_docker_archive_is_named_by_its_config(tmp_path: Path) -> None:
+    """It has no manifest that anybody could name, and it is an image all the same."""
+    members = Lab().docker()
+    config = next(name for name in members if name.endswith(".json") and name != "manifest.json")
+    done = call("verify", write(tmp_path / "saved.tar", members))
+    assert done.returncode == 0
+    assert done.stdout.decode().splitlines()[0].endswith(f"saved.tar: docker-archive, config sha256:{config[:-5]}")
+
+
+@pytest.mark.parametrize(("error", "word"), [("RuntimeError(\"can't start new thread\")", "threads"), ("MemoryError", "memory")])
+@pytest.mark.parametrize("verb", ["verify", "unpack"])
+def test_a_machine_that_gives_no_more(tmp_path: Path, verb: str, error: str, word: str) -> None:
+    """As with ``pids.max`` of a container: status 5, a line that names it, nothing left."""
+    source = write(tmp_path / "a.tar", Lab([files(a=random.Random(1).randbytes(200_000))]).oci())
+    prelude = f"import threading\ndef no(*_): raise {error}\nthreading._start_new_thread = no\n"
+    words = [sys.executable, "-c", prelude + START[2], verb, str(source), *[str(tmp_path / "o")] * (verb == "unpack")]
+    done = subprocess.run(words, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=60)
+    assert (done.returncode, word in done.stderr, "Traceback" in done.stderr) == (5, True, False), done.stderr
+    assert [p.name for p in tmp_path.iterdir()] == ["a.tar"]

@@ -15,7 +15,7 @@ from typing import Any, NoReturn, TypeVar, cast
 import click
 from click.core import ParameterSource
 
-from oci_builder.model.errors import OciBuilderError, SpecError, disk_error
+from oci_builder.model.errors import OciBuilderError, SpecError, TransportError, disk_error
 from oci_builder.model.events import Emit
 from oci_builder.model.limits import DEFAULT_LIMITS, Limits
 from oci_builder.model.platform import check_platform_name
@@ -240,6 +240,11 @@ def exit_statuses(verbose: bool = False) -> Iterator[None]:
         sys.exit(141)
     except OSError as error:
         fail(disk_error(error, "the operation"), verbose)
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "start new thread" not in str(error):
+            raise
+        what = f"this machine gives us no more {'memory' if isinstance(error, MemoryError) else 'threads'}"
+        fail(TransportError("io.error", f"{what}; its limits (ulimit, those of a container) are too low"), verbose)
     except KeyboardInterrupt:
         click.echo("interrupted", err=True)
         sys.exit(130)

@@ -46,8 +46,9 @@ ANY = Which()
 def show_report(report: Report) -> None:
     """A report for people: the subjects, then every finding, then the verdict."""
     for subject in report.subjects:
-        manifest = subject.get("manifest")
-        say(f"{subject.get('path')}: " + (f"{subject.get('kind')}, manifest {manifest}" if manifest else "no image"))
+        # A Docker archive needs no manifest: its image goes by its config's digest.
+        named = [f"{what} {subject[what]}" for what in ("manifest", "config") if subject.get(what)][:1]
+        say(f"{subject.get('path')}: " + ", ".join([str(subject.get("kind")), *named] if named else ["no one image"]))
     for finding in report.findings:
         more = f" (expected {finding.expected}, got {finding.actual})" if finding.expected or finding.actual else ""
         where = "" if show(finding.where) in finding.message else f" {finding.where}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Annotated, Any, TypeVar, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, StrictStr, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, StrictInt, StrictStr, ValidationError
 from pydantic_core import PydanticCustomError
 
 from oci_builder.model import media
@@ -32,6 +32,10 @@ DIGEST_ERROR = "json_digest"
 DigestField = Annotated[str, BeforeValidator(digest_value)]
 Size = Annotated[StrictInt, Field(ge=0)]
 MediaType = Annotated[StrictStr, Field(pattern=_MEDIA_TYPE)]
+# Of RFC 3339, what Go's decoder takes: it refuses the whole document for another one.
+Time = Annotated[StrictStr, Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)$")]
+# A set of words, as Go writes one.
+Words = dict[StrictStr, dict[str, Any] | None]
 
 
 class Document(BaseModel):
@@ -100,6 +104,10 @@ class RunConfig(Document):
     user: StrictStr | None = Field(default=None, alias="User")
     working_dir: StrictStr | None = Field(default=None, alias="WorkingDir")
     labels: dict[StrictStr, StrictStr] | None = Field(default=None, alias="Labels")
+    exposed_ports: Words | None = Field(default=None, alias="ExposedPorts")
+    volumes: Words | None = Field(default=None, alias="Volumes")
+    stop_signal: StrictStr | None = Field(default=None, alias="StopSignal")
+    args_escaped: StrictBool | None = Field(default=None, alias="ArgsEscaped")
 
 
 class RootFS(Document):
@@ -113,10 +121,11 @@ class RootFS(Document):
 class History(Document):
     """How one layer came to be; ``empty_layer`` marks a step without one (config.md)."""
 
-    created: StrictStr | None = None
+    created: Time | None = None
     created_by: StrictStr | None = None
+    author: StrictStr | None = None
     comment: StrictStr | None = None
-    empty_layer: bool | None = None
+    empty_layer: StrictBool | None = None
 
 
 class ImageConfig(Document):
@@ -125,6 +134,10 @@ class ImageConfig(Document):
     architecture: StrictStr
     os: StrictStr
     variant: StrictStr | None = None
+    os_version: StrictStr | None = Field(default=None, alias="os.version")
+    os_features: tuple[StrictStr, ...] | None = Field(default=None, alias="os.features")
+    created: Time | None = None
+    author: StrictStr | None = None
     config: RunConfig | None = None
     rootfs: RootFS
     history: tuple[History, ...] | None = None

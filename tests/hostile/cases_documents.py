@@ -98,8 +98,8 @@ CASES: list[Case] = [
     ("C3-05a", "deep JSON", Lab(edit_members=raw_index(b"[" * 5000 + b"]" * 5000)), "json.depth"),
     ("C3-05b", "huge integer", Lab(edit_members=replaced(b'"size":', b'"size":1' + b"0" * 400)), "json.number"),
     ("C3-05c", "NaN", Lab(edit_members=replaced(b'"size":', b'"x":NaN,"size":')), "json.number"),
-    ("C3-05f", "a number beyond all bounds", Lab(edit_members=replaced(b'"size":', b'"x":1e999,"size":')), "json.number"),
-    ("C3-05g", "a key twice, once escaped", Lab(edit_members=replaced(b'"size":', b'"s\\u0069ze":1,"size":')), "json.duplicate"),
+    ("C3-05n", "a number beyond all bounds", Lab(edit_members=replaced(b'"size":', b'"x":1e999,"size":')), "json.number"),
+    ("C3-05o", "a key twice, once escaped", Lab(edit_members=replaced(b'"size":', b'"s\\u0069ze":1,"size":')), "json.duplicate"),
     ("C3-05d", "a key twice (B221)", Lab(edit_members=replaced(b'"size":', b'"size":1,"size":')), "json.duplicate"),
     ("C3-05e", "not JSON", Lab(edit_members=raw_index(b'{"schemaVersion": 2,')), "json.syntax"),
     ("C3-06a", "size as text", Lab(edit_descriptor=with_(size="12")), "json.field"),
@@ -107,14 +107,25 @@ CASES: list[Case] = [
     ("C3-06c", "bad media type", Lab(edit_manifest=with_(layers__0__mediaType="layer")), "json.field"),
     ("C3-06d", "manifests null", Lab(edit_index=lambda i: i | {"manifests": None}), "json.field"),
     ("C3-06e", "key in other case", Lab(edit_manifest=with_(Layers=[])), "json.ambiguous"),
-    ("C3-06g", "a variable list in other case", Lab(edit_config=lambda c: c | {"config": {"Env": ["A=1"], "env": ["A=2"]}}),
+    ("C3-06l", "a variable list in other case", Lab(edit_config=lambda c: c | {"config": {"Env": ["A=1"], "env": ["A=2"]}}),
         "json.ambiguous"),
-    ("C3-06h", "diff_ids in other case", Lab(edit_config=lambda c: c | {"rootfs": c["rootfs"] | {"Diff_IDs": []}}),
+    ("C3-06m", "diff_ids in other case", Lab(edit_config=lambda c: c | {"rootfs": c["rootfs"] | {"Diff_IDs": []}}),
         "json.ambiguous"),
-    ("C3-06i", "a key with a long s", Lab(edit_manifest=lambda m: m | {"layer\u017f": []}), "json.ambiguous"),
-    ("C3-06j", "a digest in other case", Lab(edit_manifest=lambda m: m | {"layers": [
+    ("C3-06n", "a key with a long s", Lab(edit_manifest=lambda m: m | {"layer\u017f": []}), "json.ambiguous"),
+    ("C3-06o", "a digest in other case", Lab(edit_manifest=lambda m: m | {"layers": [
         m["layers"][0] | {"Digest": m["layers"][1]["digest"]}, *m["layers"][1:]]}), "json.ambiguous"),
     ("C3-06k", "labels that differ in case", Lab(edit_config=lambda c: c | {"config": {"Labels": {"a": "", "A": ""}}}), None),
+    *((f"C3-06p-{name}", "a config that no Go program decodes", Lab(edit_config=lambda c, more=more: c | more), "json.field")
+      for name, more in (
+        ("created", {"created": 5}), ("day", {"created": "2024-01-01"}), ("author", {"author": []}),
+        ("ports", {"config": {"ExposedPorts": {"80": 1}}}), ("volumes", {"config": {"Volumes": ["/a"]}}),
+        ("signal", {"config": {"StopSignal": 9}}), ("version", {"os.version": 10}), ("features", {"os.features": "a"}),
+        ("step", {"history": [{"created": ""}] * 2}), ("empty", {"history": [{"empty_layer": "no"}] * 2}))),
+    ("C3-06q", "a config with all that it may have", Lab(edit_config=lambda c: c | {
+        "created": "0001-01-01T00:00:00Z", "author": "a", "os.version": "1", "os.features": ["x"], "container_config": None,
+        "config": {"ExposedPorts": {"80/tcp": {}}, "Volumes": {"/a": {}}, "StopSignal": "9", "ArgsEscaped": True,
+                   "Healthcheck": {"Test": ["NONE"]}, "OnBuild": [], "Tty": False},
+        "history": [{"created": "2026-11-30T12:00:00.123456789+01:00", "author": "a", "empty_layer": False}] * 2}), None),
     ("C3-06f", "schema 1", Lab(edit_manifest=with_(schemaVersion=1)), "media.schema1"),
     ("C3-08", "more diff_ids than layers", Lab(edit_config=lambda c: with_(
         rootfs__diff_ids=[*c["rootfs"]["diff_ids"], "sha256:" + "1" * 64])(c)), "config.layers"),
