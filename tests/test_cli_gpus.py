@@ -21,6 +21,7 @@ def parsed(command: click.Command, *words: str) -> dict[str, object]:
         (["--gpu", "r", "ls", "--gpu", "x"], "all", "r", ("ls", "--gpu", "x")),
         (["--gpu", "0,1", "r", "ls"], "0,1", "r", ("ls",)),
         (["--gpu", "all", "r", "ls"], "all", "r", ("ls",)),
+        (["--gpu", "0:1,1", "r", "ls"], "0:1,1", "r", ("ls",)),
         (["--gpu", "GPU-0a1b,2", "r"], "GPU-0a1b,2", "r", ()),
         (["--gpu=3", "r", "ls"], "3", "r", ("ls",)),
         (["--gpu", "--user", "0", "r", "ls"], "all", "r", ("ls",)),

@@ -6,7 +6,9 @@ import re
 
 import click
 
-_DEVICES = re.compile(r"(all|\d+|(GPU|MIG)-[^,]+)(,(all|\d+|(GPU|MIG)-[^,]+))*\Z")
+# 0:1 is CDI's name of the second part (MIG) of the first GPU.
+_DEVICE = r"(all|\d+(:\d+)?|(GPU|MIG)-[^,]+)"
+_DEVICES = re.compile(rf"{_DEVICE}(,{_DEVICE})*\Z")
 
 
 class GpuCommand(click.Command):

@@ -26,7 +26,15 @@ from oci_builder.cli.common import (
 )
 from oci_builder.cli.gpus import GPU, GpuCommand
 from oci_builder.cli.publishing import ALLOW, with_secrets
-from oci_builder.cli.running import Which, exec_command, execute_checks, readiness_command, show_report, with_readiness
+from oci_builder.cli.running import (
+    Which,
+    exec_command,
+    execute_checks,
+    readiness_command,
+    show_report,
+    tree_report,
+    with_readiness,
+)
 from oci_builder.model.errors import OciBuilderError
 from oci_builder.model.report import Finding
 
@@ -102,21 +110,26 @@ def verify(
     jobs: int, execute: bool, checks: Path | None, gpu: str | None, target: str | None, receipt: Path | None,
     secrets: bool, allow: Path | None, cache: Path, json_file: str | None,
 ) -> None:  # fmt: skip
-    """Verify one or two image archives, ours or anybody's; two must be the same image."""
+    """Verify one or two image archives, ours or anybody's; two must be the same image.
+
+    With --exec an unpacked folder will do: its checks run, and nothing else can be said of it.
+    """
     from oci_builder.readiness import ReadinessOptions
     from oci_builder.release.walk import Walk
     from oci_builder.verify import VerifyOptions, verify_archives
 
     if len(archives) > 2:
         raise click.UsageError("one or two archives")
-    if not execute and (asked := [n for n, v in (("--checks", checks), ("--gpu", gpu), ("--receipt", receipt)) if v]):
-        raise click.UsageError(f"{asked[0]} goes with --exec: without it no check runs")
+    if not execute and (idle := [n for n, v in (("--checks", checks), ("--gpu", gpu), ("--receipt", receipt)) if v]):
+        raise click.UsageError(f"{idle[0]} goes with --exec: without it no check runs")
     spec, limits = spec_and_limits(spec_path)
     with settings.emitting() as emit:
         options = VerifyOptions(
             profile=profile, platform=platform, image=image, limits=limits, threads=jobs, emit=emit
         )
-        report = verify_archives(archives, options, spec)
+        asked = {"--receipt": receipt, "--secrets": secrets, "--spec": spec, "--profile": profile == "strict"}
+        report = tree_report(archives, asked) if execute else None
+        report = report or verify_archives(archives, options, spec)
         if target is not None and report.ok:
             wanted = ReadinessOptions(target=target, platform=platform, image=image)
             report = with_readiness(report, archives[0], wanted, emit)

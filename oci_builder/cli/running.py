@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -27,10 +27,12 @@ from oci_builder.cli.common import (
     write_json,
 )
 from oci_builder.cli.gpus import GPU, GpuCommand
-from oci_builder.model.errors import CheckFailed, ConflictError, OciBuilderError, SpecError, show
+from oci_builder.cli.signals import ending_statuses
+from oci_builder.model.errors import CheckFailed, ConflictError, OciBuilderError, SpecError, TransportError, show
 from oci_builder.model.events import Emit
 from oci_builder.model.receipts import Check
 from oci_builder.model.report import Finding, Report
+from oci_builder.release.files import create_exclusively
 
 
 class Which(NamedTuple):
@@ -44,7 +46,9 @@ ANY = Which()
 
 
 def show_report(report: Report) -> None:
-    """A report for people: the subjects, then every finding, then the verdict."""
+    """A report for people: the subjects, then every finding, then the verdict; nothing of what was not verified."""
+    if not report.subjects and report.ok:
+        return
     for subject in report.subjects:
         # A Docker archive needs no manifest: its image goes by its config's digest.
         named = [f"{what} {subject[what]}" for what in ("manifest", "config") if subject.get(what)][:1]
@@ -81,43 +85,79 @@ def stage_archive(archive: Path, cache: Path, emit: Emit, which: Which = ANY, ne
     return stage(archive, cache / "staged", unpack, which=which, needed=needed, emit=emit)
 
 
+def tree_report(subjects: Sequence[Path], asked: Mapping[str, object]) -> Report | None:
+    """What verification says of an unpacked folder: nothing. None for everything else.
+
+    Args:
+        asked: options, by name, that only an archive can be held to.
+    """
+    from oci_builder.execution.staging import is_tree
+
+    if len(subjects) != 1 or not is_tree(subjects[0]):
+        return None
+    for option, value in asked.items():
+        if value:
+            raise click.UsageError(f"{option} needs an archive: a folder has no digests that could vouch for it")
+    return Report()
+
+
 def execute_checks(
     settings: Settings, report: Report, archive: Path, checks: Path | None, prefix: str, gpu: str | None,
     receipt: Path | None, cache: Path, which: Which, quiet: bool,
 ) -> Report:  # fmt: skip
-    """Run the three gates of ``verify --exec``: the report with every check, and with what they refused as findings."""
-    from oci_builder.execution.companions import layer_facts, portable_beside
-    from oci_builder.execution.gates import GateContext, verify_exec
-    from oci_builder.execution.run import ExecOptions, gpu_selection, image_checks, load_checks
-    from oci_builder.release.files import create_exclusively
+    """Run the gates of ``verify --exec``: the report with every check, and with what they refused as findings.
 
-    if receipt is not None and os.path.lexists(receipt):
-        raise ConflictError("release.exists", f"{receipt} is there already, and a receipt is never written anew")
+    Of a folder (a report without subjects) only the third can be tried.
+    """
+    from oci_builder.execution.companions import layer_facts, portable_beside
+    from oci_builder.execution.gates import GateContext, by_findings, execute, verify_exec
+    from oci_builder.execution.run import ExecOptions, gpu_selection, image_checks, load_checks
+    from oci_builder.release.host import this_host
+
+    _require_place(receipt)
     selected, env = gpu_selection("" if gpu == "all" else gpu) if gpu is not None else (None, {})
     wanted = load_checks(checks) if checks is not None else None
     diff_ids, needed = layer_facts(report)
-    with settings.emitting() as emit:
-        statement = verify_exec(
-            report,
-            lambda: stage_archive(archive, cache, emit, which, needed),
-            lambda staged: (
-                wanted if wanted is not None else image_checks(staged.root, prefix or _prefix(staged.config))
-            ),
-            ExecOptions(gpu=selected, env=env),
-            GateContext(portable=portable_beside(archive, diff_ids, cache / "staged", emit) if report.ok else None),
-        )
+
+    def choose(staged: Any) -> Any:
+        return wanted if wanted is not None else image_checks(staged.root, prefix or _prefix(staged.config))
+
+    with ending_statuses(), settings.emitting() as emit:
+        options, stage = ExecOptions(gpu=selected, env=env), lambda: stage_archive(archive, cache, emit, which, needed)
+        if not report.subjects:
+            return _shown(report, execute(stage, choose, options, this_host())[0], quiet, by_findings(report))
+        portable = portable_beside(archive, diff_ids, cache / "staged", emit) if report.ok else None
+        statement = verify_exec(report, stage, choose, options, GateContext(portable=portable))
+    # Said before it is written: a disk that has filled up meanwhile takes no outcome away.
+    done = _shown(report, statement.predicate.checks, quiet)
     if receipt is not None:
         text = statement.model_dump_json(by_alias=True, exclude_none=True, indent=1) + "\n"
         create_exclusively(receipt, text.encode())
-    ran = statement.predicate.checks
+    return done
+
+
+def _require_place(receipt: Path | None) -> None:
+    """Refuse a receipt that could not be written, before the checks take their time."""
+    if receipt is None:
+        return
+    if os.path.lexists(receipt):
+        raise ConflictError("release.exists", f"{receipt} is there already, and a receipt is never written anew")
+    folder = receipt.absolute().parent
+    if not folder.is_dir():
+        raise SpecError("spec.path", f"there is no folder {show(str(folder))} for the receipt", where=str(receipt))
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise TransportError("io.readonly", f"{show(str(folder))} is not writable: no receipt", where=str(receipt))
+
+
+def _shown(report: Report, ran: Sequence[Check], quiet: bool, untried: Sequence[Check] = ()) -> Report:
     if not quiet:
-        for check in ran:
+        for check in (*untried, *ran):
             say(f"{check.outcome:<8} {check.name}" + (f": {check.reason}" if check.reason else ""))
     # A bad archive has its own findings already, and its gates say no more than these.
     refused = [c for c in ran if report.ok and c.outcome not in ("pass", "deferred")]
     return replace(
         report, findings=report.findings + tuple(_refusal(c) for c in refused),
-        checks=tuple({"name": c.name, "outcome": c.outcome, "reason": c.reason} for c in ran),
+        checks=tuple({"name": c.name, "outcome": c.outcome, "reason": c.reason} for c in (*untried, *ran)),
     )  # fmt: skip
 
 
@@ -133,7 +173,7 @@ def _prefix(config: Mapping[str, Any]) -> str:
     labels = config.get("Labels") or {}
     found = labels.get("io.github.oci-builder.prefix", "")
     if not found:
-        raise SpecError("spec.checks", "the image does not say where its checks are; name them with --checks or --spec")
+        raise SpecError("spec.checks", "it does not say where its checks are; name them with --checks (or --spec)")
     return str(found)
 
 
@@ -168,7 +208,7 @@ def exec_command(
         binds=tuple(_bind(b) for b in binds),
         entrypoint=None if entrypoint is None else tuple(e for e in (entrypoint,) if e),
     )  # fmt: skip
-    with settings.emitting() as emit:
+    with ending_statuses(), settings.emitting() as emit:
         staged = stage_archive(subject, cache, emit, Which(platform, image))
     argv = command[1:] if command[:1] == ("--",) else command
     try:

@@ -86,7 +86,7 @@ def stage(
         OciBuilderError: what ``unpack`` raises; nothing is left then.
     """
     info = _stat(source)
-    if stat.S_ISDIR(info.st_mode) and not (source / "index.json").is_file():
+    if is_tree(source):
         return Staged(source.resolve(), {})
     if not stat.S_ISDIR(info.st_mode) and not stat.S_ISREG(info.st_mode):
         raise SpecError("spec.path", f"{show(str(source))} is neither a file nor a folder", where=str(source))
@@ -104,6 +104,12 @@ def stage(
             return _unpack(source, cache / key, unpack, sha256, emit)
     except OSError as error:
         raise _failure(error, source) from None
+
+
+def is_tree(path: Path) -> bool:
+    """Whether a path is a folder that holds a file system, and no OCI layout."""
+    names = ("oci-layout", "blobs")
+    return path.is_dir() and not ((path / "index.json").is_file() and any((path / n).exists() for n in names))
 
 
 def _stat(path: Path) -> os.stat_result:

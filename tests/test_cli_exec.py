@@ -1,0 +1,110 @@
+"""``exec`` and ``verify --exec`` from the outside: folders, signals while an image is staged, odd streams, receipts."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from oci_builder.execution.staging import is_tree
+from tests.chroot.lab import tiny_root
+
+MAIN = "from oci_builder.cli import main; main()"
+OK = [{"name": "good", "argv": ["/bin/sh", "-c", "exit 0"]}]
+BAD = [{"name": "bad", "argv": ["/bin/sh", "-c", "exit 3"]}]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if subprocess.run(["unshare", "-mpf", "true"], capture_output=True).returncode:
+        pytest.skip("no namespaces here")
+    return tiny_root(tmp_path_factory.mktemp("exec") / "root")
+
+
+def run(cache: Path, *words: str | Path, program: str = MAIN, shell: str = 'exec "$@"') -> subprocess.CompletedProcess[str]:
+    """The command line, started by a line of shell."""
+    command = ["sh", "-c", shell, "sh", sys.executable, "-c", program, *map(str, words)]
+    environment = {**os.environ, "OCI_BUILDER_CACHE": str(cache)}
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+
+
+def checks(folder: Path, value: object) -> Path:
+    path = folder / "checks.json"
+    path.write_text(json.dumps(value))
+    return path
+
+
+@pytest.mark.parametrize(("listed", "status", "outcome"), [(OK, 0, "pass"), (BAD, 1, "fail")])
+def test_a_folder_s_checks_run_and_nothing_is_said_of_archives(
+    root: Path, tmp_path: Path, listed: object, status: int, outcome: str
+) -> None:
+    done = run(tmp_path, "verify", root, "--exec", "--checks", checks(tmp_path, listed), "--json", tmp_path / "v.json")
+    assert done.returncode == status, done.stderr
+    report = json.loads((tmp_path / "v.json").read_text())
+    found = {c["name"]: c["outcome"] for c in report["checks"]}
+    assert [found[f"container-{gate}"] for gate in ("archive", "assembly", "exec")] == ["skipped", "skipped", outcome]
+    assert (report["ok"], report["subjects"]) == (status == 0, [])
+
+
+@pytest.mark.parametrize("option", [["--receipt", "r.json"], ["--profile", "strict"], ["--secrets"]])
+def test_a_folder_cannot_be_held_to_what_only_archives_have(root: Path, tmp_path: Path, option: list[str]) -> None:
+    done = run(tmp_path, "verify", root, "--exec", "--checks", checks(tmp_path, OK), *option)
+    assert (done.returncode, option[0] in done.stderr) == (2, True)
+
+
+def test_a_folder_without_exec_is_no_archive(root: Path, tmp_path: Path) -> None:
+    assert run(tmp_path, "verify", root).returncode == 2
+
+
+def test_a_file_called_index_json_makes_no_layout(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "index.json").write_text("{}")
+    assert is_tree(tmp_path)
+    (tmp_path / "oci-layout").write_text("{}")
+    assert not is_tree(tmp_path)
+
+
+STOPPED = """
+import os, signal, time
+import oci_builder.unpack
+from oci_builder.cli import main
+def unpack(source, folder, *_):
+    (folder / "half").write_text("x")
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(60)
+oci_builder.unpack.unpack_image = unpack
+main()
+"""
+
+
+def test_a_scheduler_s_end_leaves_no_half_staged_tree(tmp_path: Path) -> None:
+    archive = tmp_path / "archive.tar"
+    archive.write_bytes(bytes(1024))
+    done = run(tmp_path / "cache", "exec", archive, "--", "true", program=STOPPED)
+    assert done.returncode == 128 + signal.SIGTERM, done.stderr
+    names = [path.name for path in (tmp_path / "cache/staged").iterdir()]
+    assert names, "it was not staged at all"
+    assert not [name for name in names if name.endswith(".partial")]
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_are_dev_null_for_the_program_too(root: Path, tmp_path: Path, closed: str) -> None:
+    """What it opens first must not become its standard output."""
+    script = "for n in 0 1 2; do test -e /proc/self/fd/$n || exit $((n + 10)); done"
+    assert run(tmp_path, "exec", root, "--", "/bin/sh", "-c", script, shell=f'exec "$@" {closed}').returncode == 0
+
+
+@pytest.mark.parametrize(("place", "status"), [("none/r.json", 2), ("there.json", 6)])
+def test_a_receipt_that_cannot_be_written_is_said_before_any_check_runs(
+    root: Path, tmp_path: Path, place: str, status: int
+) -> None:
+    (tmp_path / "there.json").write_text("{}")
+    archive = tmp_path / "archive.tar"
+    archive.write_bytes(bytes(1024))
+    done = run(tmp_path, "verify", archive, "--exec", "--checks", checks(tmp_path, OK), "--receipt", tmp_path / place)
+    assert done.returncode == status
+    assert "container-exec" not in done.stdout
