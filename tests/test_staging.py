@@ -163,6 +163,7 @@ def test_a_layout_folder_is_unpacked(tmp_path: Path, unpack: Unpacker) -> None:
     layout = tmp_path / "layout"
     layout.mkdir()
     (layout / "index.json").write_text("{}")
+    (layout / "oci-layout").write_text("{}")
     assert staged(layout, tmp_path, unpack).root != layout
     assert staged(layout, tmp_path, unpack).reused
 
