@@ -22,6 +22,7 @@ from oci_builder.model.errors import SpecError, TransportError, disk_error, show
 from oci_builder.model.events import Emit, Event
 from oci_builder.model.jsontext import dump_json
 from oci_builder.model.spec import LockTier, RequirementsTier
+from oci_builder.model.specvalues import read_input
 from oci_builder.payload.checkout import check_commit, clone, file_at, top_of, untracked
 from oci_builder.payload.inventory import from_lock, from_requirements, inventory, local_sources, normalize
 from oci_builder.payload.lists import all_there, check_list, keep_packages
@@ -94,10 +95,13 @@ def _key(value: Any) -> str:
 
 def _read(path: Path, where: str) -> str:
     try:
-        return path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise SpecError("spec.path", f"{where}: cannot read {show(str(path))}: {reason}", where=where) from None
+        text = read_input(path, "list").decode()
+    except SpecError as error:
+        raise SpecError("spec.path", f"{where}: {error.message}", where=where) from None
+    except UnicodeDecodeError as error:
+        raise SpecError("spec.path", f"{where}: cannot read {show(str(path))}: {error}", where=where) from None
+    # A checkout may have other line ends on another machine.
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _requirements(tier: RequirementsTier, folder: Path, where: str) -> _Recipe:

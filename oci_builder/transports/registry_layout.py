@@ -19,6 +19,7 @@ from oci_builder.model.documents import Descriptor, Index, Platform, parse_docum
 from oci_builder.model.errors import ConflictError, OciBuilderError, disk_error, show
 from oci_builder.model.jsontext import dump_json, load_json
 from oci_builder.model.limits import DEFAULT_LIMITS
+from oci_builder.model.specvalues import read_input
 from oci_builder.store.blobs import DirStore, layout_marker
 
 REF_NAME = "org.opencontainers.image.ref.name"
@@ -58,6 +59,11 @@ class LayoutFolder:
             self.store = DirStore(self.path, self._work)
         except OSError as error:
             self._close()
+            if os.path.lexists(self.path) and not self.path.is_dir():
+                raise ConflictError(
+                    "pull.not_layout", f"{show(str(self.path))} is not a folder; choose another place",
+                    where=str(self.path),
+                ) from None  # fmt: skip
             raise disk_error(error, "opening the layout") from None
         except OciBuilderError:
             self._close()
@@ -138,7 +144,7 @@ class LayoutFolder:
         if not names or (names == {"blobs"} and (self.path / _WORK).is_dir()):
             return
         try:
-            marker = load_json((self.path / "oci-layout").read_bytes(), "oci-layout")
+            marker = load_json(read_input(self.path / "oci-layout", "layout's marker"), "oci-layout")
             self._entries()
         except (OSError, OciBuilderError):
             marker = None
@@ -149,10 +155,9 @@ class LayoutFolder:
             )  # fmt: skip
 
     def _entries(self) -> list[dict[str, Any]]:
-        try:
-            data = (self.path / "index.json").read_bytes()
-        except FileNotFoundError:
+        if not os.path.lexists(self.path / "index.json"):
             return []
+        data = read_input(self.path / "index.json", "layout's index")
         index = parse_document(Index, data, "index.json", DEFAULT_LIMITS)
         return [d.to_json() for d in index.manifests]
 

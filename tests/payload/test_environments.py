@@ -219,6 +219,13 @@ def test_cache_on_another_file_system_is_an_error(place: Path, monkeypatch: pyte
     assert caught.value.code == "payload.hardlinks"
 
 
+def test_b124_a_pipe_for_a_list_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "list.txt")
+    with pytest.raises(SpecError, match="is not a file") as caught:
+        realize("base", RequirementsTier(requirements="list.txt"), tmp_path, tmp_path / "work", silent)
+    assert caught.value.code == "spec.path"
+
+
 @pytest.mark.parametrize("python", ["/nonexistent/python", "9.99"])
 def test_an_interpreter_that_is_not_there(place: Path, python: str) -> None:
     with pytest.raises(SpecError) as caught:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -113,6 +114,13 @@ def test_a_good_cuda_home_passes(tmp_path: Path) -> None:
 def test_a_rule_file_with_a_mistake_is_refused(text: str) -> None:
     with pytest.raises(SpecError) as caught:
         Rules.parse(text, "rules.toml")
+    assert caught.value.code == "spec.allow"
+
+
+def test_b124_a_pipe_of_rules_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "rules.toml")
+    with pytest.raises(SpecError, match="is not a file") as caught:
+        Rules.load(tmp_path / "rules.toml")
     assert caught.value.code == "spec.allow"
 
 

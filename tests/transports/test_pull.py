@@ -132,6 +132,25 @@ def test_images_of_two_platforms_share_a_layout(tmp_path: Path) -> None:
     assert named(tmp_path / "dest") == [(a, one.digest), (b, two.digest)]
 
 
+@pytest.mark.parametrize("kind", ["file", "pipe", "folder of pipes"])
+def test_b124_a_destination_that_is_no_folder_of_ours_is_left_alone_and_not_waited_for(
+    tmp_path: Path, kind: str
+) -> None:
+    dest = tmp_path / "dest"
+    if kind == "file":
+        dest.write_text("mine")
+    elif kind == "pipe":
+        os.mkfifo(dest)
+    else:
+        (dest / "blobs/sha256").mkdir(parents=True)
+        for name in ("oci-layout", "index.json"):
+            os.mkfifo(dest / name)
+    with Registry() as registry, pytest.raises(ConflictError) as error:
+        pull(f"{registry.host}/{REPO}@{small_image().publish(registry, REPO)}", dest)
+    assert error.value.code == "pull.not_layout"
+    assert kind != "file" or dest.read_text() == "mine"
+
+
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("mine")
     with Registry() as registry, pytest.raises(ConflictError) as error:

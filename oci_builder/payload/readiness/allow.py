@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from oci_builder.model.errors import SpecError
+from oci_builder.model.specvalues import read_input
 from oci_builder.payload.readiness.report import NOTE, Row
 
 
@@ -118,8 +119,10 @@ class Rules:
         if own is None:
             return rules
         try:
-            text = own.read_text("utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+            text = read_input(own, "list of rules").decode()
+        except SpecError as error:
+            raise SpecError("spec.allow", error.message, where=str(own)) from None
+        except UnicodeDecodeError as error:
             raise SpecError("spec.allow", f"{own}: {error}", where=str(own)) from None
         return rules.joined(cls.parse(text, str(own)))
 
