@@ -23,7 +23,7 @@ import modal
 from modal import exception as failed
 
 from oci_builder.engines.modal_container import ARCHIVE, REPACK_VARIABLE, RUNTIME, answer
-from oci_builder.engines.modal_project import folder_state, take_folder
+from oci_builder.engines.modal_project import folder_state, take_folder, take_left
 from oci_builder.engines.modal_request import localized, portable_of, prepare
 from oci_builder.engines.needs import Needs, validate
 from oci_builder.engines.stages import Request, Stage, find_stage
@@ -99,7 +99,20 @@ def run_on_modal(name: str, request: Request, emit: Emit = silent) -> dict[str, 
     if text := result.pop("release"):
         changed = take_folder(text, Path(request.release), before)
         emit(Event("note", name, message=f"{request.release}: {', '.join(changed)}"))
+    if left := result.pop("left", ""):
+        _take_left(left, result, request, emit)
     return localized(result, request)
+
+
+def _take_left(left: str, result: dict[str, Any], request: Request, emit: Emit) -> None:
+    """Where a stage has no volume, what it left lies here; that this fails is no reason to lose its result."""
+    place = Path(request.cache) / "failed" / Path(result["kept"]).name
+    try:
+        take_left(left, place)
+    except TransportError as error:
+        emit(Event("warning", result["stage"], message=error.message))
+        return
+    result["kept"] = str(place)
 
 
 def bind(app: modal.App, stage: Stage, image: modal.Image) -> Any:

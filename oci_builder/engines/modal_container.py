@@ -18,7 +18,7 @@ from typing import Any
 
 from oci_builder.engines.local_limits import ELSEWHERE, find_gpus, require_gpus
 from oci_builder.engines.modal_inputs import unpack
-from oci_builder.engines.modal_project import arrived, folder_state, folder_text
+from oci_builder.engines.modal_project import arrived, folder_state, folder_text, left_text
 from oci_builder.engines.needs import Needs
 from oci_builder.engines.run import run_stage
 from oci_builder.engines.stages import KEY_SECRET, find_stage
@@ -58,8 +58,9 @@ def answer(name: str, sent: Mapping[str, Any]) -> dict[str, Any]:
     """Run one stage here, as ``modal_project.pack`` sent it.
 
     Returns: what ``run_stage`` returns, with ``facts.modal``: what this container is, and what it found out about its
-        network; ``release``: the release folder as it is now, empty when nothing changed; and ``inputs``: where the
-        sender's files lay here, for those who read its paths.
+        network; ``release``: the release folder as it is now, empty when nothing changed; ``left``: what a failed stage
+        without a volume left, by ``left_text``; and ``inputs``: where the sender's files lay here, for those who read
+        its paths.
     """
     local = Path(tempfile.gettempdir()) / "oci-builder"
     host = this_host()
@@ -92,13 +93,14 @@ def answer(name: str, sent: Mapping[str, Any]) -> dict[str, Any]:
     result["notes"] = [*result["notes"], *where, f"image {facts['image']}"]
     result["inputs"] = str(local / "inputs")
     result["kept"] = _keep(result["kept"], request["cache"], local)
+    result["left"] = left_text(Path(result["kept"]), LARGEST_ANSWER // 4) if result["kept"] and not volume else ""
     try:
         commit(volume)
         after = _release_state(request)
     except OciBuilderError as error:
         return {**result, **_told(error), "release": ""}
     text = folder_text(after) if after != before else ""
-    if len(text) > LARGEST_ANSWER:
+    if len(text) + len(result["left"]) > LARGEST_ANSWER:
         return {**result, **_too_large(text, Path(request["cache"], "answers", f"{name}-{sent['attempt']}"))}
     return {**result, "release": text}
 

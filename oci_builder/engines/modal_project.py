@@ -42,6 +42,8 @@ from oci_builder.release.files import replace_file
 FILE_OPTIONS = tuple(option for option in FILES if not option.startswith("root"))
 # Records, SBOMs and receipts; a folder with archives in it is no release folder.
 LARGEST_RELEASE = 256 << 20
+# Logs and answers of a stage without a volume; a log of more is not read by anybody in one piece.
+_LEFT_FILES, _LEFT_FILE = 32, 16 << 20
 
 
 def pack(request: Request, target: Path, mounts: Iterable[str] = (), *, whole: bool = True) -> dict[str, Any]:
@@ -153,6 +155,35 @@ def folder_text(state: Mapping[str, bytes]) -> str:
             info.size = len(data)
             tar.addfile(info, io.BytesIO(data))
     return base64.b64encode(buffer.getvalue()).decode("ascii")
+
+
+def left_text(folder: Path, most: int) -> str:
+    """What a failed stage left on a disk that goes with its container: the small files first, as far as ``most``
+    characters hold them; empty for nothing."""
+    files = [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
+    state: dict[str, bytes] = {}
+    text = ""
+    for path in sorted(files, key=lambda path: path.stat().st_size)[:_LEFT_FILES]:
+        if path.stat().st_size > _LEFT_FILE:
+            break
+        state[str(path.relative_to(folder))] = path.read_bytes()
+        if len(fresh := folder_text(state)) > most:
+            break
+        text = fresh
+    return text
+
+
+def take_left(text: str, folder: Path) -> None:
+    """Put ``left_text`` into a folder here.
+
+    Raises:
+        TransportError: ``io.*``, ``modal.result``.
+    """
+    try:
+        for name, data in _files(text):
+            _put(folder / name, data)
+    except OSError as error:
+        raise disk_error(error, "keeping what the stage left") from None
 
 
 def take_folder(text: str, folder: Path, sent: Mapping[str, bytes]) -> list[str]:
@@ -292,4 +323,4 @@ def _places(spec: Spec) -> Iterator[tuple[str, str, As]]:
             yield f"tiers.{name}.lock", lock, As.FILES
 
 
-__all__ = ["arrived", "folder_state", "folder_text", "pack", "release_folder", "take_folder"]
+__all__ = ["arrived", "folder_state", "folder_text", "left_text", "pack", "release_folder", "take_folder", "take_left"]

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("modal", reason="needs the extra 'modal'")
 
 from tests.engines.modal_lab import MAIN, Lab, running_lab
-from tests.lab.modal_plane_client import Ran, why_not
+from tests.lab.modal_plane_client import ROOT, Ran, why_not
 from tests.lab.modal_plane_project import VOLUME
 
 pytestmark = [
@@ -209,6 +209,19 @@ def test_what_a_failed_stage_left_is_on_the_volume(lab: Lab) -> None:
     assert place.startswith("/vol/cache/failed/container-check-")
     kept = lab.volume / Path(place).relative_to("/vol")
     assert kept.is_dir()
+
+
+def test_what_a_failed_gpu_stage_left_comes_back(lab: Lab, tmp_path: Path) -> None:
+    """It has no volume, and its disk is gone: here the driver gives a B200, and the image has no runtime."""
+    assert [lab.stage(name).status for name in ("package", "container")] == [0, 0]
+    limits = ROOT / "oci_builder/engines/local_limits.py"
+    gpu = "\ndef find_gpus(*_):\n    return ({'name': 'NVIDIA B200', 'uuid': 'GPU-1'},)\n"
+    lab.plane.faults(files={f"/root/{limits.relative_to(ROOT)}": limits.read_text() + gpu})
+    ran = lab.stage("single", XDG_CACHE_HOME=str(tmp_path))
+    refused(ran, 1, "stage.install")
+    place = next(line.split(": ")[1] for line in ran.err.splitlines() if line.startswith("kept for diagnosis"))
+    assert Path(place).is_relative_to(tmp_path)
+    assert (Path(place) / "install.log").read_text()
 
 
 def test_a_gpu_stage_needs_the_record_of_package(lab: Lab, tmp_path: Path) -> None:

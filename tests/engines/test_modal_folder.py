@@ -148,3 +148,19 @@ def test_two_projects_whose_releases_have_one_name_do_not_share_a_folder_of_the_
     with pytest.raises(ConflictError) if refused else nullcontext() as caught:
         refuse_other_image(tmp_path, load_spec(tmp_path / "spec.json"))
     assert caught is None or caught.value.code == "release.exists"
+
+
+def test_what_a_stage_left_comes_back_as_far_as_an_answer_holds_it(tmp_path: Path) -> None:
+    """Small files first; links, pipes and what is too large stay where they are."""
+    for name, size in (("run.json", 10), ("logs/a.log", 1000), ("big.log", 200_000)):
+        (tmp_path / "work" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "work" / name).write_bytes(os.urandom(size))
+    (tmp_path / "work/link").symlink_to("/etc/passwd")
+    os.mkfifo(tmp_path / "work/pipe")
+    text = modal_project.left_text(tmp_path / "work", 10_000)
+    modal_project.take_left(text, tmp_path / "here")
+    assert {str(p.relative_to(tmp_path / "here")) for p in (tmp_path / "here").rglob("*") if p.is_file()} == {
+        "run.json", "logs/a.log"
+    }  # fmt: skip
+    assert len(text) <= 10_000
+    assert modal_project.left_text(tmp_path / "none", 10_000) == ""
