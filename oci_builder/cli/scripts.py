@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,6 +29,11 @@ def script_app(script: str, name: str, *stages: str) -> Any:
     if _asks_help(script, sys.argv):
         run_script(script, ["--help"], *stages)
     with exit_statuses():
+        if _detaches(script, sys.argv):
+            raise SpecError(
+                "stage.option", "--detach: a stage ends with the client that started it, to whose disk its receipt comes; "
+                "start it in a terminal that stays (tmux)", where="--detach",
+            )  # fmt: skip
         from oci_builder.engines.modal_request import load_engine
 
         return load_engine().script(name)
@@ -83,10 +89,23 @@ def _refuse_engine(_context: click.Context, _option: click.Parameter, value: str
 
 def _asks_help(script: str, argv: Sequence[str]) -> bool:
     """The client was started for the script with --help: words before the script's name are the client's own."""
+    _, rest = _around(script, argv)
+    return "--help" in rest or "-h" in rest
+
+
+def _detaches(script: str, argv: Sequence[str]) -> bool:
+    """The client was asked to leave the App running. Its App here is the script's, which holds no stage."""
+    before, _ = _around(script, argv)
+    # -q, -i and -m may stand before it in one word; -n, -e and -w take the rest of theirs.
+    return any(word == "--detach" or re.match(r"-[qim]*d", word) for word in before)
+
+
+def _around(script: str, argv: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+    """The words before the script's name and after it; none where it is not named."""
     names = [Path(word.partition("::")[0]).stem for word in argv]
     stem = Path(script).stem
-    rest = argv[names.index(stem) + 1 :] if stem in names else ()
-    return "--help" in rest or "-h" in rest
+    at = names.index(stem) if stem in names else len(names)
+    return argv[1:at] if stem in names else (), argv[at + 1 :]
 
 
 __all__ = ["run_script", "script_app", "script_command"]

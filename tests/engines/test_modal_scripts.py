@@ -125,6 +125,17 @@ def test_a_wrong_word_is_told_with_the_script_s_usage(plane: tuple[str, RunningP
     assert (ran.status, "Try 'modal run modal_build.py --help'" in ran.err) == (2, True), ran.text
 
 
+@pytest.mark.network
+@pytest.mark.slow
+@pytest.mark.parametrize("word", ["--detach", "-qd"])
+def test_a_stage_cannot_be_left_behind(plane: tuple[str, RunningPlane], word: str) -> None:
+    """The client would say that it goes on without it: that is the script's App, and the stage has its own."""
+    before = plane[1].mark
+    ran = started(plane, word, "-e", "dev", "modal_build.py", "--stage", "build", "--yes")
+    assert (ran.status, ran.err.count("error[stage.option]: --detach")) == (2, 1), ran.text
+    assert plane[1].events("container", before) == []
+
+
 def test_a_script_is_no_program_of_its_own() -> None:
     """Imported by anything else, even by a program that was asked for help, it makes its App and nothing more."""
     code = "import sys; sys.argv = ['other', '--help']; import modal_build; print(modal_build.app.name)"
