@@ -24,18 +24,15 @@ _XATTR = "SCHILY.xattr."
 
 
 class As(Enum):
-    """How a thing travels: a ``TREE`` of an image is kept to the byte; in a ``PROJECT`` caches stay behind;
-    ``FILES`` are read through links, so that those that lead out of the folder become what they lead to."""
+    """How a thing travels: a ``TREE`` that becomes part of an image with its owners and attributes, ``FILES`` without
+    them, a ``PROJECT`` without the caches in it, too."""
 
     TREE = "tree"
     PROJECT = "project"
     FILES = "files"
 
 
-_LEFT = {
-    As.TREE: frozenset[str](), As.FILES: frozenset({"__pycache__"}),
-    As.PROJECT: frozenset({".venv", "__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache"}),
-}  # fmt: skip
+_CACHES = frozenset({".venv", "__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +50,7 @@ def write_inputs(target: Path, items: Mapping[str, Item]) -> None:
         items: name in the tar -> what it holds.
 
     Raises:
-        SpecError: ``modal.project``: more than ``LARGEST``, or a link in ``FILES`` to a folder outside of it.
+        SpecError: ``modal.project``: more than ``LARGEST``.
         TransportError: ``io.*``.
     """
     total = 0
@@ -109,31 +106,13 @@ def _found(items: Mapping[str, Item]) -> Iterator[tuple[Path, str, As]]:
         if any(name == other or name.startswith(f"{other}/") for other in seen):
             continue
         seen.add(name)
-        root = Path(os.path.realpath(item.path))
-        left = [(root, name)]
+        left = [(Path(os.path.realpath(item.path)), name)]
         while left:
             place, named = left.pop()
-            if item.how is As.FILES:
-                place = _followed(place, root)
             yield place, named, item.how
             if place.is_dir() and not place.is_symlink():
                 names = sorted(os.listdir(place), reverse=True)
-                left += [(place / n, f"{named}/{n}") for n in names if n not in _LEFT[item.how]]
-
-
-def _followed(place: Path, root: Path) -> Path:
-    """A file that is reached by a link; links to folders stay links, which may form a circle."""
-    if not place.is_symlink():
-        return place
-    real = Path(os.path.realpath(place))
-    if real.is_dir():
-        if not real.is_relative_to(root):
-            raise SpecError(
-                "modal.project", f"{show(str(place))} leads to a folder outside of {show(str(root))}, which does not "
-                "get to Modal", where=str(place),
-            )  # fmt: skip
-        return place
-    return real if real.is_file() else place
+                left += [(place / n, f"{named}/{n}") for n in names if item.how is not As.PROJECT or n not in _CACHES]
 
 
 def _info(tar: tarfile.TarFile, place: Path, name: str, how: As) -> tarfile.TarInfo | None:

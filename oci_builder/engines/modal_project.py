@@ -37,6 +37,7 @@ from oci_builder.model.spec import (
 )
 from oci_builder.payload.checkout import check_commit, require_own_history
 from oci_builder.release.files import replace_file
+from oci_builder.transports.layerfiles import read_definitions
 
 # Options that name a file of the sender; those that name a whole root are of this machine only.
 FILE_OPTIONS = tuple(option for option in FILES if not option.startswith("root"))
@@ -59,8 +60,8 @@ def pack(request: Request, target: Path, mounts: Iterable[str] = (), *, whole: b
 
     Raises:
         SpecError: ``spec.*`` (``spec.path``: an input is missing); ``modal.project``: the spec names something outside
-            its folder, or too much; ``payload.commit``, ``payload.history``: a project is not the checkout that it
-            should be, or would not be one there.
+            its folder, or too much; ``layers.*``: as ``read_definitions``; ``payload.commit``, ``payload.history``: a
+            project is not the checkout that it should be, or would not be one there.
         TransportError: ``io.*``.
     """
     path = Path(request.spec)
@@ -70,7 +71,7 @@ def pack(request: Request, target: Path, mounts: Iterable[str] = (), *, whole: b
     sent = {**request.to_json(), "spec": f"spec/{path.name}", "key": "", "work": "", "scratch": ""}
     named[sent["spec"]] = Item(path.absolute())
     if whole:
-        _require_checkouts(spec, folder)
+        _require_inputs(spec, folder)
     options = dict(request.options)
     for option in FILE_OPTIONS:
         if isinstance(options.get(option), str) and options[option]:
@@ -80,7 +81,7 @@ def pack(request: Request, target: Path, mounts: Iterable[str] = (), *, whole: b
     if release is not None:
         sent["release"] = f"releases/{release.name}"
         if release.is_dir():
-            named[sent["release"]] = Item(release, As.TREE)
+            named[sent["release"]] = Item(release)
     write_inputs(target, named)
     return {**sent, "options": options}
 
@@ -281,8 +282,10 @@ def _named(spec: Spec, folder: Path, mounts: tuple[str, ...], whole: bool) -> li
     return found
 
 
-def _require_checkouts(spec: Spec, folder: Path) -> None:
-    """What the build would refuse of a project, an hour and a machine earlier."""
+def _require_inputs(spec: Spec, folder: Path) -> None:
+    """What the build would refuse of packaging files and projects, an hour and a machine earlier."""
+    if spec.files is not None and not spec.files.startswith("/"):
+        read_definitions(folder / spec.files, spec.effective_limits)
     checked = set()
     for name, tier in spec.tiers.items():
         if isinstance(tier, LockTier) and not tier.project.startswith("/"):
