@@ -31,7 +31,7 @@ def script_app(script: str, name: str, *stages: str) -> Any:
     with exit_statuses():
         if _detaches(script, sys.argv):
             raise SpecError(
-                "stage.option", "--detach: a stage ends with the client that started it; use a terminal that stays (tmux)",
+                "stage.option", "--detach: a stage ends with its client; use a terminal that stays (tmux)",
                 where="--detach",
             )  # fmt: skip
         from oci_builder.engines.modal_request import load_engine
