@@ -92,8 +92,7 @@ def answer(name: str, sent: Mapping[str, Any]) -> dict[str, Any]:
     where = [f"archives: {request['out']} on the volume {needs.volumes[volume]}"] if name in _WRITERS and volume else []
     result["notes"] = [*result["notes"], *where, f"image {facts['image']}"]
     result["inputs"] = str(local / "inputs")
-    result["kept"] = _keep(result["kept"], request["cache"], local)
-    result["left"] = left_text(Path(result["kept"]), LARGEST_ANSWER // 4) if result["kept"] and not volume else ""
+    result.update(_kept(result["kept"], request["cache"], local, bool(volume)))
     try:
         commit(volume)
         after = _release_state(request)
@@ -285,6 +284,12 @@ def _key(scratch: Path) -> str:
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(text)
     return str(path)
+
+
+def _kept(kept: str, cache: str, local: Path, volume: bool) -> dict[str, str]:
+    """Where a failed stage's folder lies from now on, and its small files where that goes with the container."""
+    left = left_text(Path(kept), LARGEST_ANSWER // 4) if kept and not volume else ""
+    return {"kept": _keep(kept, cache, local), "left": left}
 
 
 def _keep(kept: str, cache: str, local: Path) -> str:
