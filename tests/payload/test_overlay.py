@@ -257,6 +257,62 @@ def test_building_an_environment_is_refused(prebuilt: Any) -> None:
         prebuilt.refuse_uv("nemo_rl.X")
 
 
+PATCHER = '''
+import contextlib, sys
+sys.path.insert(0, sys.argv[1])
+import prebuilt_env
+@contextlib.contextmanager
+def locked(path):
+    if not prebuilt_env.may_patch(path):
+        yield prebuilt_env.as_installed(path)
+        return
+    with open(path + ".patch_lock", "w"), open(path) as file:
+        content = file.read()
+        def write(new):
+            with open(path, "w") as out: out.write(new)
+        yield content, write
+with locked(sys.argv[2]) as (content, write):
+    write(content + "fixed\\n")
+'''
+
+
+def patch_as_somebody(installed: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    """Upstream's way to write a fix into an installed file, by a user who does not own it."""
+    nobody = {"user": 65534, "group": 65534, "extra_groups": []} if os.geteuid() == 0 else {}
+    given = {"PYTHONDONTWRITEBYTECODE": "1", **env}
+    return subprocess.run(
+        ["/usr/bin/python3", "-c", PATCHER, str(OVERLAY), str(installed)],
+        env=given, cwd="/", capture_output=True, text=True, check=False, **nobody,
+    )  # type: ignore[call-overload,no-any-return]  # fmt: skip
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be two users")
+@pytest.mark.parametrize("prebuilt", [True, False], ids=["prebuilt", "without"])
+def test_a_worker_survives_where_upstreams_fixes_cannot_be_written(tmp_path: Path, prebuilt: bool) -> None:
+    """An image that Apptainer shows, another user's installation (NeMo RL issue 3913)."""
+    for folder in (tmp_path, *list(tmp_path.parents)[:2]):
+        folder.chmod(folder.stat().st_mode | 0o055)
+    installed = tmp_path / "ray_executor.py"
+    installed.write_text("as it was\n")
+    done = patch_as_somebody(installed, **({"NEMO_RL_PREBUILT_ENV_ROOT": str(tmp_path)} if prebuilt else {}))
+    assert installed.read_text() == "as it was\n"
+    if prebuilt:
+        assert done.returncode == 0 and str(installed) in done.stderr, done.stderr
+    else:
+        assert done.returncode == 1 and "PermissionError" in done.stderr
+
+
+def test_upstreams_fixes_are_written_where_they_can_be(tmp_path: Path) -> None:
+    installed = tmp_path / "ray_executor.py"
+    installed.write_text("as it was\n")
+    done = subprocess.run(
+        [sys.executable, "-c", PATCHER, str(OVERLAY), str(installed)],
+        env={"NEMO_RL_PREBUILT_ENV_ROOT": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0 and done.stderr == ""
+    assert installed.read_text() == "as it was\nfixed\n"
+
+
 @pytest.mark.skipif(not UPSTREAM, reason="NEMO_RL_UPSTREAM names no checkout of NeMo RL v0.7.0")
 def test_the_real_tree(tmp_path: Path) -> None:
     tree = tmp_path / "src"
@@ -265,6 +321,8 @@ def test_the_real_tree(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     for name in json.loads(done.stdout)["changed"]:
         compile((tree / name).read_text(), name, "exec")
+    patches = (tree / "nemo_rl/models/generation/vllm/patches.py").read_text()
+    assert patches.index("yield prebuilt_env.as_installed(file_path)") < patches.index('open(lock_path, "w")')
     drivers = [p for p in (tree / "examples").rglob("run_*.py") if "\n    init_ray()" in p.read_text()]
     assert len(drivers) == 12
     assert all("prebuilt_env.preflight(config)\n    init_ray()" in p.read_text() for p in drivers)

@@ -7,7 +7,7 @@ Without the variable every function here gives back what it was given. Standard 
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 VARIABLE = "NEMO_RL_PREBUILT_ENV_ROOT"
@@ -103,6 +103,27 @@ def refuse_uv(what: str) -> None:
     """
     if enabled():
         raise PrebuiltEnvError(f"{what}: no environment is built while {VARIABLE} is set; its tiers are complete")
+
+
+def may_patch(path: str) -> bool:
+    """Whether upstream may write a fix into an installed file, with a lock beside it; True when not enabled."""
+    lock = f"{path}.patch_lock"
+    beside = lock if os.path.exists(lock) else os.path.dirname(path)
+    return not enabled() or os.access(path, os.W_OK) and os.access(beside, os.W_OK)
+
+
+def as_installed(path: str) -> tuple[str, Callable[[str], None]]:
+    """An installed file's content, and what takes the place of writing to it: a word that it was left as it is.
+
+    A read-only image, or another user's installation, is no reason for a worker to die.
+    """
+
+    def leave(_content: str) -> None:
+        print(f"{VARIABLE}: {path} cannot be written by this user; upstream's fix is not in it. Let a worker start once "
+              "where it can be", file=sys.stderr, flush=True)  # fmt: skip
+
+    with open(path, encoding="utf-8") as file:
+        return file.read(), leave
 
 
 def preflight(config: Any) -> None:
