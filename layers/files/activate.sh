@@ -37,9 +37,15 @@ deactivate_nrl() {
   [ "${1:-}" = keep ] || unset -f deactivate_nrl
 }
 
-# $1, and then what a path variable held, without empty parts (an empty part means the current folder).
+# $1, and then what a path variable held, without empty parts (an empty part means the current folder) and without the
+# parts of $1: a shell that was started from an activated one has them already.
 _nrl_join() {
-  local rest=":${2:-}:"
+  local rest=":${2:-}:" own="$1:" part
+  while [ -n "$own" ]; do
+    part=:${own%%:*}:
+    own=${own#*:}
+    while [ "$rest" != "${rest/"$part"/:}" ]; do rest=${rest/"$part"/:}; done
+  done
   while [ "$rest" != "${rest/::/:}" ]; do rest=${rest/::/:}; done
   rest=${rest#:}
   rest=${rest%:}
@@ -64,7 +70,14 @@ _nrl_activate() {
   esac
   key=$(sed -n 's/.*"sha256": *"\([0-9a-f]\{16\}\).*/\1/p' "$prefix/.nrl-install/installed.json" 2>/dev/null) || key=
   [ -n "$key" ] || key=prefix-$(printf '%s' "$prefix" | cksum | tr -d ' ')
-  cache=${NRL_CACHE_ROOT:-${XDG_CACHE_HOME:-${HOME:-/tmp/nrl-$(id -u)}/.cache}/nrl-runtime}
+  # Of an activated shell that started this one, the caches are no choice of the user's.
+  if [ -n "${NRL_CACHE:-}" ] && [ "${XDG_CACHE_HOME:-}" = "$NRL_CACHE/xdg" ]; then
+    cache=${NRL_CACHE_ROOT:-${NRL_CACHE%/*}}
+    [ "${HF_HOME:-}" != "$NRL_CACHE/hf" ] || _nrl_set HF_HOME
+    [ "${WANDB_DIR:-}" != "$NRL_CACHE/wandb" ] || _nrl_set WANDB_DIR
+  else
+    cache=${NRL_CACHE_ROOT:-${XDG_CACHE_HOME:-${HOME:-/tmp/nrl-$(id -u)}/.cache}/nrl-runtime}
+  fi
   # Either may be spelled through a link.
   part=$(realpath -m -- "$cache" 2>/dev/null) || part=$cache
   case $part/ in

@@ -91,6 +91,29 @@ def test_twice_is_once(root: Path, shell: str) -> None:
     assert once["CPLUS_INCLUDE_PATH"] == f"{root}/cuda/include/cccl"
 
 
+@pytest.mark.parametrize("shell", ["bash -eu -c", "zsh -f -eu -c"])
+def test_a_shell_that_an_activated_one_started_gets_the_same(root: Path, shell: str) -> None:
+    """tmux, a job that takes the login's environment over: no longer paths, no other caches."""
+    here = f". {root}/activate.sh"
+    once = environment(shell, here, LD_LIBRARY_PATH="/mine:/also", LC_CTYPE="C.UTF-8")
+    words = shell.rpartition(" ")[0]
+    inner = f"{here}; {words} -c '. {root}/activate.sh; {words} -c \". {root}/activate.sh; env -0 > {root}/../found\"'"
+    done = run(shell, inner, LD_LIBRARY_PATH="/mine:/also", LC_CTYPE="C.UTF-8")
+    assert done.returncode == 0, done.stderr
+    pairs = (entry.partition("=") for entry in (root.parent / "found").read_text().split("\0") if entry)
+    found = {name: value for name, _, value in pairs if name not in ("_", "SHLVL", "OLDPWD", "PWD")}
+    assert found == once
+
+
+def test_another_runtime_in_such_a_shell_has_caches_of_its_own(root: Path) -> None:
+    other = root.parent / "other"
+    shutil.copytree(root, other, symlinks=True)
+    (other / ".nrl-install/installed.json").write_text(json.dumps({"sha256": "cd" * 32}, indent=1))
+    done = run("bash -eu -c", f". {root}/activate.sh; bash -c '. {other}/activate.sh; echo $HF_HOME $WANDB_DIR $NRL_CACHE'")
+    place = "/home/lab/.cache/nrl-runtime/" + "cd" * 8
+    assert done.stdout.split() == [f"{place}/hf", f"{place}/wandb", place]
+
+
 @pytest.mark.parametrize("shell", SHELLS)
 @pytest.mark.parametrize("call", [". ./activate.sh", ". ../rt/activate.sh", "cd /; . {root}/activate.sh", ". ../link.sh"])
 def test_the_prefix_does_not_depend_on_the_call(root: Path, shell: str, call: str) -> None:
