@@ -12,16 +12,20 @@ FROM ${BASE}
 ADD runtime.tar.gz /
 
 ENV NEMO_RL_PREBUILT_ENV_ROOT="/opt/nrl-runtime/envs" \
-    PATH="/opt/nrl-runtime/envs/base/bin:/usr/local/cuda/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin" \
+    PATH="/opt/nrl-runtime/envs/base/bin:/opt/nrl-runtime/bin:/usr/local/cuda/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin" \
     PYTHONPATH="/opt/nrl-runtime/source" \
     PYTHONNOUSERSITE="1" \
     PYTHONDONTWRITEBYTECODE="1" \
     NO_VCS_VERSION="1" \
     CUDA_HOME="/usr/local/cuda" \
     CUDA_PATH="/usr/local/cuda" \
+    CPLUS_INCLUDE_PATH="/usr/local/cuda/include/cccl" \
+    NVTE_CUDA_INCLUDE_DIR="/usr/local/cuda/include" \
     TORCH_CUDA_ARCH_LIST="10.0" \
     CUDNN_HOME="/opt/nrl-runtime/envs/base/lib/python3.13/site-packages/nvidia/cudnn" \
     CUDNN_PATH="/opt/nrl-runtime/envs/base/lib/python3.13/site-packages/nvidia/cudnn" \
+    NVRTC_HOME="/opt/nrl-runtime/envs/base/lib/python3.13/site-packages/nvidia/cu13" \
+    CURAND_HOME="/opt/nrl-runtime/envs/base/lib/python3.13/site-packages/nvidia/cu13" \
     LD_LIBRARY_PATH="/opt/nrl-runtime/envs/base/lib/python3.13/site-packages/nvidia/cudnn/lib:/opt/nrl-runtime/envs/base/lib/python3.13/site-packages/nvidia/cu13/lib" \
     HF_HUB_OFFLINE="1" \
     TRANSFORMERS_OFFLINE="1" \

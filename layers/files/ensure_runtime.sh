@@ -33,7 +33,7 @@ die() { # status code message
 helper() { "$PYTHON" -I -B -c "$HELPER" "$@"; }
 
 # For what takes long: Bash acts on a signal while it waits for a child in the background only.
-CHILD=''
+CHILD='' LOADING=''
 waited() {
   local status
   CHILD=starting
@@ -54,6 +54,7 @@ stopped() { # status signal
     [ "$CHILD" != starting ] || CHILD=${!:-}
     kill -TERM "$CHILD" 2>/dev/null
     wait "$CHILD"
+    [ -z "$LOADING" ] || say "stopped by SIG$2; the download is continued next time"
   fi
   exit "$1"
 }
@@ -108,7 +109,7 @@ main() {
   fi
   local archive=$source part=''
   case $source in
-    *://*) part="$BESIDE.download-${sha:0:16}"; download "$source" "$sha" "$part"; archive=$part ;;
+    *://*) part_name "$sha"; part=$PART; download "$source" "$sha" "$part"; archive=$part ;;
     *) [ -f "$source" ] || die 2 install.source "there is no file $source" ;;
   esac
   waited install "$archive" "$sha" "$prefix" ${part:+checked} || exit
@@ -129,10 +130,23 @@ failed_python() { # status
   exit "$1"
 }
 
+# Without locks others may be downloading too: a file for each start, and what a dead one of this host left goes on.
+part_name() { # sha; sets PART
+  local old
+  PART="$BESIDE.download-${1:0:16}"
+  [ -n "$UNLOCKED" ] || return 0
+  PART=$PART-${HOSTNAME:-host}-
+  for old in "$PART"[1-9]*; do
+    if [ -f "$old" ] && ! kill -0 "${old##*-}" 2>/dev/null && mv -- "$old" "$PART$$" 2>/dev/null; then break; fi
+  done
+  PART=$PART$$
+}
+
 # A lock file that is removed afterwards: whoever gets the lock on a removed file takes the new one. Who may not write
 # beside the prefix can still re-check what is there.
-lock() { # prefix sha; sets STATE
+lock() { # prefix sha; sets STATE and UNLOCKED
   local status
+  UNLOCKED=''
   while :; do
     if ! { exec 9>>"$BESIDE.lock"; } 2>/dev/null; then
       helper state "$1" "$2"
@@ -149,6 +163,7 @@ lock() { # prefix sha; sets STATE
     [ "$status" = 5 ] || trap 'rm -f -- "$BESIDE.lock"' EXIT
     STATE=absent
     [ "$status" != 76 ] || { STATE=same; status=0; }
+    [ "$status" != 77 ] || { UNLOCKED=yes; status=0; }
     return "$status"
   done
 }
@@ -175,7 +190,7 @@ download() { # url sha part
   for ((attempt = 1; attempt <= RETRIES; attempt++)); do
     # Every attempt begins at the hub: a signed link may have expired.
     if resolve "$url" && helper space "$part" "$LENGTH" && fetch "$part"; then
-      if helper digest "$part" "$sha"; then return 0; fi
+      if waited digest "$part" "$sha"; then return 0; fi
       [ "$FRESH" = yes ] && exit 3
       # It was continued: the beginning may be another file's. Once more from nothing.
       rm -f -- "$part"
@@ -183,37 +198,52 @@ download() { # url sha part
     fi
     [ "$FATAL" = 0 ] || exit "$FATAL"
     say "download attempt $attempt of $RETRIES failed"
-    sleep "$((attempt < 10 ? attempt * ${NRL_RETRY_SECONDS:-2} : 20))"
+    sleep "$((attempt < 10 ? attempt * ${NRL_RETRY_SECONDS:-2} : 20))" 9>&- &
+    CHILD=$! LOADING=yes
+    wait "$CHILD"
+    CHILD='' LOADING=''
   done
   die 5 http.download "no download after $RETRIES attempts; what came is kept in $part and continued next time"
 }
 
 # curl with nothing from the user's files or environment; secrets come on standard input, not in the arguments.
-ask() { # url arguments…
-  local url=$1 quote='"'
+ask() { # url arguments…; sets ANSWER
+  local url=$1 out status
   shift
-  {
-    printf 'proxy = "%s"\n' "${PROXY//$quote/}"
-    if [ -n "${HF_TOKEN:-}" ] && [[ $url == https://huggingface.co/* ]]; then
-      printf 'header = "Authorization: Bearer %s"\n' "${HF_TOKEN//$quote/}"
-    fi
-    printf 'url = "%s"\n' "${url//$quote/%22}"
-  } | curl -q --silent --show-error --noproxy '' --proto '=https' --connect-timeout 30 --globoff -K - "$@" 9>&-
+  ANSWER='' LOADING=yes CHILD=starting
+  exec {out}< <(exec curl -q --silent --show-error --noproxy '' --proto '=https' --connect-timeout 30 --globoff -K - "$@" \
+    < <(settings "$url") 9>&-)
+  CHILD=$!
+  wait "$CHILD"
+  status=$?
+  CHILD='' LOADING=''
+  IFS= read -r -d '' ANSWER <&"$out"
+  exec {out}<&-
+  return "$status"
+}
+
+settings() { # url; for curl
+  local quote='"'
+  printf 'proxy = "%s"\n' "${PROXY//$quote/}"
+  if [ -n "${HF_TOKEN:-}" ] && [[ $1 == https://huggingface.co/* ]]; then
+    printf 'header = "Authorization: Bearer %s"\n' "${HF_TOKEN//$quote/}"
+  fi
+  printf 'url = "%s"\n' "${1//$quote/%22}"
 }
 
 # Follow the hub's redirects one by one, each checked; sets TARGET and LENGTH (0: unknown). FATAL ends the attempts.
 # Where it keeps its files is not asked with HEAD: a signed link may be good for GET only.
 resolve() {
-  local url=$1 hop answer code next
+  local url=$1 hop code next
   FATAL=0 LENGTH=0
   for ((hop = 0; hop < 6; hop++)); do
     TARGET=$url
     [[ $url == https://huggingface.co/* ]] || return 0
-    answer=$(ask "$url" --head --suppress-connect-headers --max-time 120 --write-out '%{http_code} %{redirect_url}') || return 1
-    read -r code next <<<"${answer##*$'\n'}"
+    ask "$url" --head --suppress-connect-headers --max-time 120 --write-out '%{http_code} %{redirect_url}' || return 1
+    read -r code next <<<"${ANSWER##*$'\n'}"
     case $code in
-      200) LENGTH=$(header content-length "$answer"); return 0 ;;
-      30[12378]) LENGTH=$(header x-linked-size "$answer") ;;
+      200) LENGTH=$(header content-length "$ANSWER"); return 0 ;;
+      30[12378]) LENGTH=$(header x-linked-size "$ANSWER") ;;
       401 | 403 | 404 | 410) FATAL=5; say "error [http.status]: $code for ${url%%\?*}"; return 1 ;;
       *) say "status $code for ${url%%\?*}"; return 1 ;;
     esac
@@ -243,7 +273,7 @@ header() { # name answer; a number, 0 when there is none
 }
 
 fetch() { # part; FRESH says whether all of it came in one go
-  local part=$1 have=0 status hop answer code next
+  local part=$1 have=0 status hop code next
   [ ! -f "$part" ] || have=$(helper size "$part")
   FRESH=yes
   if [ "$LENGTH" -gt 0 ] && [ "$have" -gt "$LENGTH" ]; then rm -f -- "$part"; have=0; fi
@@ -254,10 +284,10 @@ fetch() { # part; FRESH says whether all of it came in one go
   fi
   for ((hop = 0; hop < 6; hop++)); do
     # --location with no redirect allowed: the body of a redirect must not get into the file.
-    answer=$(ask "$TARGET" --fail --location --max-redirs 0 --speed-limit 1000 --speed-time "${NRL_STALL_SECONDS:-60}" \
-      --continue-at "$have" --output "$part" --write-out '%{http_code} %{redirect_url}')
+    ask "$TARGET" --fail --location --max-redirs 0 --speed-limit 1000 --speed-time "${NRL_STALL_SECONDS:-60}" \
+      --continue-at "$have" --output "$part" --write-out '%{http_code} %{redirect_url}'
     status=$?
-    read -r code next <<<"$answer"
+    read -r code next <<<"$ANSWER"
     case $status in
       0) [ "$LENGTH" -eq 0 ] || [ "$(helper size "$part")" -eq "$LENGTH" ]; return ;;
       47) redirected "$next" || return 1; TARGET=$next ;;
@@ -277,14 +307,14 @@ import zlib
 RECORD, FILES = "installed.json", "files.json.gz"
 OWN, FAILED = ".nrl-install", ".nrl-failed"
 JOBS = max(1, int(os.environ.get("NRL_JOBS") or len(os.sched_getaffinity(0))))
-# Written at run time inside the prefix: what upstream patches in vLLM, with a lock beside it.
+# Written at run time inside the prefix: what upstream patches in vLLM, with a lock beside it, and in others.
 VOLATILE = re.compile(
     r"\.patch_lock$|/vllm/v1/executor/ray_executor\.py$"
     r"|/vllm/model_executor/models/llama_eagle3\.py$|/vllm/.*hermes_tool_parser\.py$"
-    r"|/transformer_engine/pytorch/triton/permutation\.py$")
+    r"|/transformer_engine/pytorch/triton/permutation\.py$|/ray/_private/runtime_env/nsight\.py$")
 # Folder, module, interpreter: __pycache__/<module>.<interpreter>[.opt-<level>].pyc
 BYTECODE = re.compile(r"(?s)((?:.*/)?)__pycache__/([^/]+?)\.([^/.]+)(?:\.opt-[^/.]+)?\.pyc$")
-SAME = 76
+SAME, UNLOCKED = 76, 77
 
 
 class Stop(Exception):
@@ -361,8 +391,9 @@ def lock(path, place, sha):
     if held == 75:
         return held
     answer = state(place, sha)
-    if held is not None:
-        sweep(place)
+    if held is None:
+        return answer or UNLOCKED
+    sweep(place)
     return answer
 
 
@@ -454,8 +485,20 @@ def digest(path, sha):
     with open(path, "rb", buffering=0) as file:
         while block := file.read(4 << 20):
             value.update(block)
+        found = identity(file)
     if value.hexdigest() != sha:
         raise Stop(3, "blob.digest", f"{path} has sha256 {value.hexdigest()}, expected {sha}; nothing was unpacked")
+    return found
+
+
+def identity(file):
+    found = os.fstat(file.fileno())
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+def unchanged(archive, before, after):
+    if before != after:
+        raise Stop(3, "archive.changed", f"{archive} was written to or replaced meanwhile")
 
 
 # ---- gzip: members that say how long they are are unpacked by several threads, anything else by one
@@ -595,6 +638,12 @@ def number(field, where):
     return int(text or b"0", 8)
 
 
+def decimal(text, pattern, where):
+    if not re.fullmatch(pattern, text):
+        raise Stop(3, "tar.pax", f"not a number in the PAX record before byte {where}: {show(text[:40])}")
+    return text
+
+
 def pax(data, where):
     out, at = {}, 0
     while at < len(data):
@@ -637,8 +686,11 @@ def entries(source):
             raise Stop(4, "entry.sparse", f"{show(name)}: sparse entries are refused")
         name = extra.get(b"path", name)
         link = extra.get(b"linkpath", head[157:257].split(b"\0")[0])
-        size = int(extra.get(b"size", size))
-        when = float(extra[b"mtime"]) if b"mtime" in extra else number(head[136:148], where)
+        size = int(decimal(extra[b"size"], rb"[0-9]{1,18}", where)) if b"size" in extra else size
+        when = (float(decimal(extra[b"mtime"], rb"-?[0-9]{1,12}(\.[0-9]*)?", where)) if b"mtime" in extra
+                else number(head[136:148], where))
+        if when >= 1 << 40:
+            raise Stop(3, "entry.mtime", f"{show(name)}: a time beyond all bounds")
         extra = {}
         yield name, kind, size, number(head[100:108], where) & 0o777, when, link
 
@@ -654,6 +706,8 @@ class Unpacker:
         parts = [part for part in raw.split(b"/") if part not in (b"", b".")]
         if b".." in parts or b"\0" in raw:
             raise Stop(4, "path.escape", f"{show(raw)} leaves the archive")
+        if len(raw) > 4096 or len(parts) > 128 or max(map(len, parts), default=0) > 255:
+            raise Stop(4, "limit.name", f"{show(raw[:100])}…: over 4096 bytes, 128 folders, or 255 bytes in one name")
         return b"/".join(parts)
 
     def parent(self, name):
@@ -686,6 +740,8 @@ class Unpacker:
         elif kind in (b"0", b"\0", b"7"):
             self.write(self.fresh(name), name, source.data(size), size, mode, when)
         elif kind == b"2":
+            if not 0 < len(link) < 4096:
+                raise Stop(3, "tar.link", f"{show(name)}: a link to {len(link)} bytes")
             os.symlink(link, self.fresh(name))
             self.links.add(name)
             self.listed[name] = ["l", os.fsdecode(link)]
@@ -761,8 +817,7 @@ def interpreters(root):
 
 
 def install(archive, sha, place, checked=""):
-    if not checked:
-        digest(archive, sha)
+    hashed = None if checked else digest(archive, sha)
     parent, name = os.path.split(place)
     staging = os.path.join(parent, f".{name}.staging-{os.uname().nodename}-{os.getpid()}")
     earlier = os.path.join(parent, f".{name}.failed")
@@ -771,18 +826,17 @@ def install(archive, sha, place, checked=""):
         remove(earlier)
     try:
         with open(archive, "rb", buffering=0) as file:
-            before = os.fstat(file.fileno())
-            free_space(staging, unpacked_size(file, before.st_size) + (16 << 20), "unpacking")
+            before, size = identity(file), os.fstat(file.fileno()).st_size
+            unchanged(archive, hashed or before, before)
+            free_space(staging, unpacked_size(file, size) + (16 << 20), "unpacking")
             os.mkdir(staging, 0o755)
             unpacker = Unpacker(staging)
             for entry in entries(source := Source(blocks(file))):
                 unpacker.add(source, *entry)
-            after = os.fstat(file.fileno())
-            if (before.st_size, before.st_mtime_ns, before.st_ctime_ns) != (after.st_size, after.st_mtime_ns, after.st_ctime_ns):
-                raise Stop(3, "archive.changed", f"{archive} was written to meanwhile")
+            unchanged(archive, before, identity(file))
         root = runtime_root(staging)
         interpreters(root)
-        write_records(root, staging, unpacker, sha, before.st_size, place)
+        write_records(root, staging, unpacker, sha, size, place)
         unpacker.finish()
         publish(root, place, sha)
     except BaseException:
@@ -957,7 +1011,7 @@ def settle(place):
 
 def run(command, *arguments):
     stop_on_signals()
-    commands = {"begin": begin, "lock": lock, "space": space, "digest": digest, "install": install,
+    commands = {"begin": begin, "lock": lock, "space": space, "digest": lambda *a: digest(*a) and 0, "install": install,
                 "recheck": recheck, "state": state, "size": lambda path: print(os.path.getsize(path))}
     try:
         return commands[command](*arguments) or 0

@@ -147,6 +147,7 @@ Base = Annotated[
 
 
 # What uv itself listens to (UV_*) belongs to the other fields of a tier.
+_BUILDS = "variables for packages that are built from source; {env} is the environment, {site} its site-packages"
 BuildEnv = dict[Annotated[str, Field(pattern=r"^[A-TV-Za-z_][A-Za-z0-9_]*$")], StrictStr]
 
 
@@ -166,7 +167,7 @@ class RequirementsTier(SpecModel):
     requirements: Place = Field(description="requirements file with hashes, resolved beforehand")
     python: Python = "host"
     omit: Omitted = Field(default_factory=dict, description="package left out -> reason")
-    build_env: BuildEnv = Field(default_factory=dict, description="variables for packages that are built from source")
+    build_env: BuildEnv = Field(default_factory=dict, description=_BUILDS)
 
 
 class _Locked(SpecModel):
@@ -176,7 +177,7 @@ class _Locked(SpecModel):
     extras: tuple[StrictStr, ...] = ()
     python: Python = "host"
     omit: Omitted = Field(default_factory=dict)
-    build_env: BuildEnv = Field(default_factory=dict)
+    build_env: BuildEnv = Field(default_factory=dict, description=_BUILDS)
 
 
 class LockTier(_Locked):

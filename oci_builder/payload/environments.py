@@ -114,7 +114,8 @@ def _requirements(tier: RequirementsTier, folder: Path, where: str) -> _Recipe:
         file.write_text(wanted)
         uv.run(
             "pip", "install", "--quiet", "--no-deps", "--require-hashes", "--link-mode", "hardlink",
-            "--no-compile-bytecode", "--python", target / "bin" / "python", "-r", file, env=tier.build_env,
+            "--no-compile-bytecode", "--python", target / "bin" / "python", "-r", file,
+            env=build_variables(tier.build_env, target),
         )  # fmt: skip
 
     inputs = [wanted, tier.build_env] if tier.build_env else wanted
@@ -173,12 +174,21 @@ def _sync(
         "sync", "--quiet", "--frozen", "--no-editable", "--no-install-project", "--link-mode", "hardlink",
         "--no-compile-bytecode", "--project", clone(project, commit, checkout, where), *words,
     ]  # fmt: skip
-    env = {**tier.build_env, "UV_PROJECT_ENVIRONMENT": str(target)}
+    env = {**build_variables(tier.build_env, target), "UV_PROJECT_ENVIRONMENT": str(target)}
     # What an extra builds without isolation finds its build requirements in the environment: the plain tier first.
     uv.run(*argv, env=env)
     if tier.extras:
         uv.run(*argv, *(word for extra in tier.extras for word in ("--extra", extra)), env=env)
     shutil.rmtree(checkout)
+
+
+def build_variables(said: Mapping[str, str], target: Path) -> dict[str, str]:
+    """A tier's ``build_env`` with ``{env}`` and ``{site}`` replaced: the environment, and its site-packages.
+
+    What is built without isolation takes headers from packages that were installed before it (cuDNN's, say).
+    """
+    site = next(iter(sorted(target.glob("lib/python*/site-packages"))), target)
+    return {name: value.replace("{env}", str(target)).replace("{site}", str(site)) for name, value in said.items()}
 
 
 def _make(

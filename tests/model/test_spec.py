@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,28 @@ def test_the_real_spec_has_the_pins() -> None:
     assert spec.base.config == "sha256:ec9a1a479ad110600f15a0959a7b4c5bc9ddaed8b34a2d020abb7aea8b5b1707"
     assert (spec.reference, spec.release, spec.prefix) == ("nemo-rl-v070-b200:r1", "v070-r1", "/opt/nrl-runtime")
     assert set(spec.tiers) == {"base", "automodel", "vllm"}
+
+
+def test_the_projects_spec_names_what_the_cuda_extensions_are_built_with() -> None:
+    """Builds see nothing of the base image's environment: DeepEP links libcuda's stub, TE includes the wheel's cuDNN."""
+    tiers = load_spec(ROOT / "spec.json").tiers
+    for name in ("automodel", "vllm"):
+        said = tiers[name].build_env  # type: ignore[union-attr]
+        assert said["LIBRARY_PATH"].endswith("/stubs") and said["CPLUS_INCLUDE_PATH"].endswith("/include/cccl")
+        assert said["CUDA_HOME"] == "/usr/local/cuda" and said["TORCH_CUDA_ARCH_LIST"] == "10.0"
+    said = tiers["automodel"].build_env  # type: ignore[union-attr]
+    assert said["CUDNN_HOME"] == said["CUDNN_PATH"] == "{site}/nvidia/cudnn"
+
+
+def test_the_image_sets_what_activate_sets() -> None:
+    """But for caches, which a container chooses, and what is the shell's own."""
+    text = (ROOT / "layers/files/activate.sh").read_text()
+    names = set(re.findall(r"_nrl_set ([A-Z_]+) ", text)) - set(re.findall(r'_nrl_set ([A-Z_]+) "[^"]*\$1/', text))
+    own = {"NRL_RUNTIME_ROOT", "NRL_CACHE", "VIRTUAL_ENV", "NEMO_RL_SOURCE_ROOT", "RAY_TMPDIR"}
+    cuda = {"CPLUS_INCLUDE_PATH", "NVTE_CUDA_INCLUDE_DIR"}
+    said = dict(entry.partition("=")[::2] for entry in load_spec(ROOT / "spec.json").env)
+    assert (names | cuda) - own <= set(said)
+    assert "/opt/nrl-runtime/bin" in said["PATH"].split(":")
 
 
 def test_the_published_schema_is_the_models() -> None:

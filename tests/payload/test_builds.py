@@ -31,6 +31,7 @@ import os, pathlib, zipfile
 def build_wheel(folder, config_settings=None, metadata_directory=None):
     with open(os.environ["HOME"] + "/built", "a") as log: log.write("x")
     seen = {n: os.environ.get(n) for n in ("CFLAGS", "LDFLAGS", "CC", "MAKEFLAGS", "PYTHONHASHSEED", "ARCH")}
+    seen.update({n: os.environ[n] for n in ("CUDNN_HOME", "TOP") if n in os.environ})
     files = {"seen.py": f"seen = {seen!r}\\n"}
     files["seen-1.dist-info/METADATA"] = "Metadata-Version: 2.1\\nName: seen\\nVersion: 1\\n"
     files["seen-1.dist-info/WHEEL"] = "Wheel-Version: 1.0\\nGenerator: t\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n"
@@ -95,6 +96,14 @@ def test_other_variables_are_another_build_and_equal_ones_the_same(place: Path) 
     assert (place / "home/built").read_text() == "xx"
     assert seen(made(place, "again", ARCH="90"))["ARCH"] == "90"
     assert (place / "home/built").read_text() == "xx"
+
+
+def test_a_build_can_be_told_where_its_environment_is(place: Path) -> None:
+    """Headers that another package of the tier brought: the wheel of cuDNN for Transformer Engine."""
+    env = made(place, CUDNN_HOME="{site}/nvidia/cudnn", TOP="{env}")
+    seen = next(env.glob("lib/python*/site-packages/seen.py")).read_text()
+    site = next(env.glob("lib/python*/site-packages")).relative_to(env)
+    assert f"/base/{site}/nvidia/cudnn'" in seen and "/base'}" in seen and "{" not in seen.partition("{")[2]
 
 
 def test_a_build_of_somebody_elses_in_the_same_cache_is_not_taken(place: Path) -> None:

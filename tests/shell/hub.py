@@ -31,6 +31,7 @@ class Faults:
         second: where the CDN sends it on, once.
         expired: the first so many links of the CDN answer 403.
         status: the hub answers this to everything.
+        hang_at: a body stops after this many bytes, and nobody hangs up.
     """
 
     drop_at: int = 0
@@ -42,6 +43,7 @@ class Faults:
     second: str = ""
     expired: int = 0
     status: int = 0
+    hang_at: int = 0
 
 
 @dataclass
@@ -55,6 +57,7 @@ class Hub:
     connects: list[str] = field(default_factory=list)
     stop: list[Callable[[], None]] = field(default_factory=list)
     proxy: str = ""
+    over: threading.Event = field(default_factory=threading.Event)
 
     @property
     def url(self) -> str:
@@ -78,6 +81,7 @@ class Hub:
         return self
 
     def close(self) -> None:
+        self.over.set()
         for stop in self.stop:
             stop()
 
@@ -209,6 +213,11 @@ def _handler(hub: Hub) -> type[http.server.BaseHTTPRequestHandler]:
                 self.wfile.flush()
                 self.close_connection = True
                 self.connection.close()
+                return
+            if faults.hang_at:
+                self.wfile.write(data[: faults.hang_at])
+                self.wfile.flush()
+                hub.over.wait(60)
                 return
             self.wfile.write(data)
 

@@ -109,7 +109,7 @@ def may_patch(path: str) -> bool:
     """Whether upstream may write a fix into an installed file, with a lock beside it; True when not enabled."""
     lock = f"{path}.patch_lock"
     beside = lock if os.path.exists(lock) else os.path.dirname(path)
-    return not enabled() or os.access(path, os.W_OK) and os.access(beside, os.W_OK)
+    return not enabled() or (os.access(path, os.W_OK) and os.access(beside, os.W_OK))
 
 
 def as_installed(path: str) -> tuple[str, Callable[[str], None]]:
@@ -119,8 +119,8 @@ def as_installed(path: str) -> tuple[str, Callable[[str], None]]:
     """
 
     def leave(_content: str) -> None:
-        print(f"{VARIABLE}: {path} cannot be written by this user; upstream's fix is not in it. Let a worker start once "
-              "where it can be", file=sys.stderr, flush=True)  # fmt: skip
+        why = "cannot be written by this user, so upstream's fix is not in it; let a worker start once where it can be"
+        print(f"{VARIABLE}: {path} {why}", file=sys.stderr, flush=True)
 
     with open(path, encoding="utf-8") as file:
         return file.read(), leave
