@@ -20,11 +20,12 @@ from oci_builder.model.jsontext import dump_json
 from oci_builder.model.records import FileRecord, Tools, container_record, portable_record
 from oci_builder.model.redact import redact, secret_values
 from oci_builder.model.settings import image_settings, timestamp
-from oci_builder.model.spec import Spec, load_spec
+from oci_builder.model.spec import PathTier, Spec, load_spec
 from oci_builder.payload.cuda import stage_cuda
 from oci_builder.payload.make import make_runtime
 from oci_builder.payload.runtime import Runtime, add_licences
 from oci_builder.payload.tidy import in_use, note_use, tidy
+from oci_builder.rootfs.advice import advice
 from oci_builder.rootfs.layers import WriteOptions, write_layer
 from oci_builder.rootfs.layers_assemble import InlineFile, assemble, place_files, place_tree, rewrite_parents
 from oci_builder.rootfs.layers_base import read_base
@@ -201,6 +202,10 @@ class _Build:
         jobs = self.options.jobs
         base_tree = read_base(base.image.layers, self.store, limits=self.limits, threads=jobs, emit=self.emit)
         trees = {name: scan_tree(path, emit=self.emit, limits=self.limits) for name, path in runtime.tiers.items()}
+        for name, tier in self.spec.tiers.items():
+            if isinstance(tier, PathTier):
+                for message in advice(trees[name], self.normal):
+                    self.emit(Event("warning", f"tier {name}", message=message))
         hashes = None if self.options.check else self.cache
         contents = content_digests(list(trees.values()), cache=hashes, threads=self.options.jobs, emit=self.emit)
         options = PlanOptions(self.spec.prefix, self.normal, self.spec.never_share, base_tree)
