@@ -10,8 +10,10 @@ from typing import Any
 
 from oci_builder.model.digest import Digest
 from oci_builder.model.events import Emit, silent
+from oci_builder.model.limits import DEFAULT_LIMITS
 from oci_builder.model.receipts import Check
 from oci_builder.release.delivery import Judge, Publication, delivery_receipt, keep, refuse_secrets, require_trusted
+from oci_builder.release.files import read_file
 from oci_builder.release.folder import QUALIFICATION
 from oci_builder.release.host import stamp, utc_now
 from oci_builder.release.parts import Part, checksums, hash_parts, plan_parts
@@ -63,7 +65,7 @@ def publish(what: Publication, target: HubTarget, emit: Emit = silent) -> Delive
         receipt = keep(what, name, envelope, utc_now())
         card = readme(_card(what, done["commit"], wholes), _under(what, payload))
         last = [
-            *_under(what, [_inline(Path(scratch), f"receipts/{name}", envelope), *_verdict(what)]),
+            *_under(what, [_inline(Path(scratch), f"receipts/{name}", envelope), *_verdict(what, Path(scratch))]),
             replace(_inline(Path(scratch), "README.md", card), replace=True),
         ]
         final = commit_files(target, last, f"{what.folder.release}: delivery receipt, verdict and card", emit)
@@ -92,11 +94,12 @@ def _records(what: Publication) -> list[Part]:
     return [part for name, path in parts for part in hash_parts(plan_parts(name, path))[1]]
 
 
-def _verdict(what: Publication) -> list[Part]:
+def _verdict(what: Publication, scratch: Path) -> list[Part]:
+    """A copy of it: the folder's own may be replaced while this one is sent."""
     path = what.folder.root / QUALIFICATION
     if not path.is_file():
         return []
-    return [replace(part, replace=True) for part in hash_parts(plan_parts(path.name, path))[1]]
+    return [replace(_inline(scratch, QUALIFICATION, read_file(path, DEFAULT_LIMITS.document)), replace=True)]
 
 
 def _card(what: Publication, commit: str, wholes: dict[str, str]) -> Card:

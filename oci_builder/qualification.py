@@ -69,10 +69,11 @@ def update_release(folder: Path, rules: Rules, now: datetime) -> dict[str, Any]:
     """
     release = _open(folder)
     release.check_files(rules.policy, now)
-    fresh = release.evaluate(rules.gates, rules.policy, now, rules.spec)
-    if fresh.state == "pass":
-        release.require_proven(rules.policy, now)
-    release.record(fresh)
+    with release.lock():
+        fresh = release.evaluate(rules.gates, rules.policy, now, rules.spec)
+        if fresh.state == "pass":
+            release.require_proven(rules.policy, now)
+        release.record(fresh)
     release.require_proven(rules.policy, now)
     recorded = release.recorded()
     assert recorded is not None  # written just now

@@ -5,11 +5,8 @@ What goes in was read from the archives themselves, after their digests were com
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
-import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +20,7 @@ from oci_builder.model.receipts import DOCKER, OCI, PORTABLE, Check, Receipt
 from oci_builder.model.redact import redact
 from oci_builder.model.spec import Spec, load_spec
 from oci_builder.release.bills import Naming, bills, file_name
-from oci_builder.release.files import io_error, read_file, replace_file
+from oci_builder.release.files import read_file, replace_file
 from oci_builder.release.folder import ReleaseFolder, spec_sha256
 from oci_builder.release.host import engine_name, new_attempt, stamp, this_host, tool_versions, utc_now
 from oci_builder.release.materials import materials
@@ -206,7 +203,7 @@ def _put(
     Receipts of stages that ran before, and the records that a repack left, stay as they are.
     """
     folder = request.folder.create()
-    with _locked(folder.root):
+    with folder.lock():
         known = _known(request, {name: files[name] for name in RECORDS})
         if known is not None:
             return known
@@ -217,20 +214,6 @@ def _put(
                 folder.add(name, files[name])
         path = write_receipt(folder.receipts, receipt, subjects, request.key)
     return Recorded(folder.root, digests, path)
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """One writer at a time; the lock ends with its process."""
-    try:
-        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError as error:
-        raise io_error(error, folder) from None
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(fd)
 
 
 def _known(request: RecordRequest, records: Mapping[str, bytes]) -> Recorded | None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -13,15 +15,16 @@ from typing import Any
 
 from oci_builder.model.errors import CheckFailed, ConflictError, IntegrityError, SpecError, show
 from oci_builder.model.events import Emit, Event, silent
-from oci_builder.model.gates import Gate, TrustPolicy
+from oci_builder.model.gates import Gate, TrustPolicy, parse_gates
 from oci_builder.model.jsontext import load_json
 from oci_builder.model.limits import DEFAULT_LIMITS, Limits
 from oci_builder.model.receipts import PORTABLE, Check, Receipt, format_time
+from oci_builder.model.spec import load_spec
 from oci_builder.release.files import io_error, read_file
-from oci_builder.release.folder import SUPERSEDED, ReleaseFolder, pretty
-from oci_builder.release.host import engine_name, new_attempt, stamp, this_host, tool_versions
+from oci_builder.release.folder import ReleaseFolder, spec_sha256
+from oci_builder.release.host import engine_name, new_attempt, stamp, this_host, tool_versions, utc_now
 from oci_builder.release.parts import hash_parts, plan_parts
-from oci_builder.release.receipts import write_receipt
+from oci_builder.release.receipts import make_statement, receipt_name
 from oci_builder.release.repack import (
     Changes,
     Listing,
@@ -32,9 +35,9 @@ from oci_builder.release.repack import (
     read_listing,
     refuse_states,
 )
+from oci_builder.release.replacing import BUILD, STAGING, Journal, Replacing, left_behind
 from oci_builder.release.signing import SigningKey
 
-RECORDS = ("portable.json", "container.json")
 Rebuild = Callable[[Path], None]
 Preflight = Callable[[Path], Sequence[Check]]
 
@@ -67,7 +70,7 @@ class RepackRequest:
 
 @dataclass(frozen=True, slots=True)
 class Repacked:
-    """The new portable digest, what changed, where the old build is kept, and the receipt."""
+    """The new portable digest, what changed (in the receipt too), where the old build is kept, and the receipt."""
 
     sha256: str
     changes: Changes
@@ -76,8 +79,9 @@ class Repacked:
 
 
 def repack(
-    request: RepackRequest, rebuild: Rebuild, preflight: Preflight, now: datetime, emit: Emit = silent
-) -> Repacked:
+    request: RepackRequest, rebuild: Rebuild, preflight: Preflight, now: datetime, emit: Emit = silent,
+    after: Callable[[], None] = lambda: None,
+) -> Repacked:  # fmt: skip
     """Check the original, build beside it, prove that only packaging differs, try it, and only then put it in place.
 
     Args:
@@ -85,45 +89,103 @@ def repack(
             changed packaging files.
         preflight: runs the offline CPU checks on that folder's archives; every one must pass (or be deferred).
         now: the moment of judging.
+        after: records the new build, once it is in its place.
+
+    A run that was killed is finished, or begun anew, by the next one.
 
     Raises:
         IntegrityError: ``blob.digest``, ``repack.marker``: the original is not what its records say.
-        ConflictError: ``release.qualified``, ``release.superseded``.
+        ConflictError: ``release.qualified``, ``release.superseded``; ``repack.busy``: another run is at work.
         PolicyError: ``repack.scope``; SpecError: ``repack.nothing``, ``repack.records``.
         CheckFailed: ``repack.preflight``; the new build is kept beside, for diagnosis.
         TransportError: ``io.*``; whatever ``rebuild`` raises. The original stays as it is after any of these.
     """
+    left = left_behind(request.dist, request.folder)
+    if left is not None:
+        emit(Event("warning", "repack", message="an earlier run was interrupted; this one finishes what it began"))
+        return _finish(request, left, after, now, Changes((), (), ()))
     started = stamp()
     _require_candidate(request, now)
-    old_sha, old = _read(request, request.dist, request.folder.subjects()[PORTABLE], emit)
-    staging = request.dist.with_name(f".{request.dist.name}.repack-{secrets.token_hex(4)}")
+    original = _read(request, request.dist, request.folder.subjects()[PORTABLE], emit)
+    with _staging(request.dist) as staging:
+        try:
+            rebuild(staging)
+            changed = _compared(request, original, staging, emit)
+        except BaseException:
+            shutil.rmtree(staging.parent, ignore_errors=True)
+            raise
+        checks = _checked(preflight(staging), staging)
+        _require_candidate(request, now)  # building and trying took a while
+        receipt = _receipt(request, original[0], changed, checks, started)
+        envelope = request.key.sign(make_statement(receipt, ReleaseFolder(staging).subjects()))
+        journal = Journal(
+            old=original[0], new=ReleaseFolder(staging).subjects()[PORTABLE], staging=staging.parent.name,
+            at=format_time(now), name=receipt_name(receipt, envelope), envelope=envelope.decode(),
+        )  # fmt: skip
+        replacing = Replacing(request.dist, request.folder, journal)
+        replacing.begin()
+        return _finish(request, replacing, after, now, changed)
+
+
+def _compared(request: RepackRequest, original: tuple[str, Listing], staging: Path, emit: Emit) -> Changes:
+    """What the new build changes, which is packaging only."""
+    _, new = _read(request, staging, None, emit)
+    changes = compare(original[1].items, new.items)
+    check_scope(changes, request.packaging, {request.marker})
+    old_record, new_record = (_document(place / "container.json") for place in (request.dist, staging))
+    check_layers(old_record, new_record, request.layers)
+    return changes
+
+
+def _finish(
+    request: RepackRequest, replacing: Replacing, after: Callable[[], None], now: datetime, changes: Changes
+) -> Repacked:
+    """Put everything in its place, and judge both candidates: the old one is superseded, the new one begins."""
+    replacing.finish(after)
+    for folder in (replacing.superseded, request.folder):
+        gates, spec = request.gates, None
+        if (folder.root / "spec.json").is_file():
+            kept = load_spec(folder.root / "spec.json")
+            gates, spec = parse_gates(kept.gates), spec_sha256(kept)
+        with folder.lock():
+            folder.record(folder.evaluate(gates, request.policy, max(now, utc_now()), spec))
+    replacing.end()
+    return Repacked(replacing.journal.new, changes, replacing.previous, replacing.receipt)
+
+
+@contextmanager
+def _staging(dist: Path) -> Iterator[Path]:
+    """A folder beside ``dist`` for the new build; those that earlier runs left are removed.
+
+    Raises:
+        ConflictError: ``repack.busy``: another run is at work. TransportError: ``io.*``.
+    """
+    mark = f".{dist.name}{STAGING}"
     try:
-        staging.mkdir()
+        for path in [p for p in dist.absolute().parent.iterdir() if p.name.startswith(mark) and p.is_dir()]:
+            with _held(path):
+                shutil.rmtree(path)
+        staging = dist.with_name(mark + secrets.token_hex(4))
+        (staging / BUILD).mkdir(parents=True)
     except OSError as error:
-        raise io_error(error, staging) from None
+        raise io_error(error, dist) from None
+    with _held(staging):
+        # Not the locked folder itself: a build locks the one that it writes to.
+        yield staging / BUILD
+        with suppress(OSError):
+            staging.rmdir()
+
+
+@contextmanager
+def _held(folder: Path) -> Iterator[None]:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        rebuild(staging)
-        new_sha, new = _read(request, staging, None, emit)
-        changes = compare(old.items, new.items)
-        check_scope(changes, request.packaging, {request.marker})
-        before, after = (_document(place / "container.json") for place in (request.dist, staging))
-        check_layers(before, after, request.layers)
-    except BaseException:
-        shutil.rmtree(staging, ignore_errors=True)
-        raise
-    checks = _checked(preflight(staging), staging)
-    _require_candidate(request, now)  # building and trying took a while
-    previous = _swap(request.dist, staging, old_sha)
-    try:
-        _supersede(request.folder, new_sha, now)
-    except BaseException:
-        # Builds and records must tell of the same archives.
-        request.dist.rename(staging)
-        previous.rename(request.dist)
-        raise
-    subjects = _adopt(request.folder, request.dist)
-    receipt = _receipt(request, subjects, old_sha, changes, checks, started)
-    return Repacked(new_sha, changes, previous, receipt)
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise ConflictError("repack.busy", f"another repack works in {show(str(folder))}", where=str(folder)) from None
+    finally:
+        os.close(fd)
 
 
 def _require_candidate(request: RepackRequest, now: datetime) -> None:
@@ -160,71 +222,23 @@ def _checked(checks: Sequence[Check], staging: Path) -> Sequence[Check]:
     if bad or not checks:
         what = "; ".join(f"{c.name}: {c.outcome}: {c.reason}" for c in bad) or "no check was run"
         raise CheckFailed(
-            "repack.preflight", f"the new archive did not pass: {what}. It is kept in {show(str(staging))}",
+            "repack.preflight",
+            f"the new archive did not pass: {what}. It is kept in {show(str(staging))} until the next repack",
             where=str(staging),
         )  # fmt: skip
     return checks
 
 
-def _swap(dist: Path, staging: Path, old_sha: str) -> Path:
-    """Put the new build in the old one's place; the old one is kept under its digest."""
-    previous = dist.with_name(f"{dist.name}.{old_sha[:12]}")
-    if os.path.lexists(previous):
-        raise ConflictError("release.exists", f"{show(str(previous))} exists; move it away", where=str(previous))
-    try:
-        dist.rename(previous)
-        try:
-            staging.rename(dist)
-        except OSError:
-            previous.rename(dist)
-            raise
-    except OSError as error:
-        raise io_error(error, dist) from None
-    return previous
-
-
-def _supersede(folder: ReleaseFolder, new_sha: str, now: datetime) -> None:
-    """Move the release folder's content under ``superseded/<digest>``, say by what, and begin anew."""
-    old_sha = folder.subjects()[PORTABLE]
-    value = {"by": new_sha, "at": format_time(now), "why": "repack"}
-    folder.add(SUPERSEDED, pretty(value))
-    fresh = folder.root.with_name(f".{folder.root.name}.{secrets.token_hex(4)}")
-    kept = fresh / "superseded"
-    try:
-        fresh.mkdir()
-        earlier = folder.root / "superseded"
-        if earlier.is_dir():
-            earlier.rename(kept)
-        kept.mkdir(exist_ok=True)
-        folder.root.rename(kept / old_sha[:12])
-        fresh.rename(folder.root)
-    except OSError as error:
-        raise io_error(error, folder.root) from None
-    folder.create()
-
-
-def _adopt(folder: ReleaseFolder, dist: Path) -> dict[str, str]:
-    for name in RECORDS:
-        folder.add(name, read_file(dist / name, DEFAULT_LIMITS.document))
-    return folder.subjects()
-
-
 def _receipt(
-    request: RepackRequest,
-    subjects: dict[str, str],
-    old_sha: str,
-    changes: Changes,
-    checks: Sequence[Check],
-    started: str,
-) -> Path:
-    receipt = Receipt.model_validate(
+    request: RepackRequest, old_sha: str, changes: Changes, checks: Sequence[Check], started: str
+) -> Receipt:  # fmt: skip
+    return Receipt.model_validate(
         {
             "release": request.folder.release, "stage": "repack", "attempt": new_attempt(), "engine": engine_name(),
             "tools": tool_versions(), "host": this_host(), "started": started, "finished": stamp(),
             "checks": tuple(checks), "details": {"from": old_sha, **changes.to_json()},
         }
     )  # fmt: skip
-    return write_receipt(request.folder.receipts, receipt, subjects, request.key)
 
 
 __all__ = ["Preflight", "Rebuild", "RepackRequest", "Repacked", "repack"]

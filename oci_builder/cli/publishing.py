@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from oci_builder.cli.common import ARCHIVE, IMAGE, PLATFORM, Settings, json_option, pass_settings, say, write_json
-from oci_builder.model.errors import SpecError
-from oci_builder.model.report import Report
+from oci_builder.model.errors import OciBuilderError, SpecError
+from oci_builder.model.report import Finding, Report
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,11 +42,19 @@ def spec_of(release: Path, spec_path: Path | None) -> Path:
 
 
 def with_secrets(report: Report, archives: Sequence[Path], allow: Path | None, how: Walk) -> Report:
-    """A good report with what a search for credentials and weights adds."""
+    """A good report with what a search for credentials and weights adds, or why there was none.
+
+    Raises:
+        SpecError: ``spec.allow``.
+    """
     from oci_builder.release.scan import read_allowed, scan_archives
 
-    found = scan_archives(archives, read_allowed(allow), how)
-    return Report(report.subjects, report.findings + tuple(found.findings))
+    options = read_allowed(allow)
+    try:
+        found = tuple(scan_archives(archives, options, how).findings)
+    except OciBuilderError as error:
+        found = (Finding.of_error(error, "secrets"),)
+    return Report(report.subjects, report.findings + found)
 
 
 @click.command()

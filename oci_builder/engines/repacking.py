@@ -62,6 +62,8 @@ def run_repack(request: Request, emit: Emit) -> Repacked:
         found = check_stage(replace(request, out=str(out), release=""), emit)
         return tuple(Check.model_validate(value) for value in found.checks)
 
-    done = repack(wanted, rebuild, preflight, utc_now(), emit)
-    record(again, emit)
-    return done
+    return repack(wanted, rebuild, preflight, utc_now(), emit, lambda: _recorded(again, emit))
+
+
+def _recorded(request: RecordRequest, emit: Emit) -> None:
+    record(request, emit)

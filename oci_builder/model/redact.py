@@ -5,6 +5,7 @@ A secret is replaced, never shortened: the first characters of a token are enoug
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
@@ -36,9 +37,12 @@ _SECRET_KEY = re.compile(rf".*{_NAMES}\Z", re.IGNORECASE | re.DOTALL)
 _SHAPES = re.compile(
     r"\b(?:hf_[A-Za-z0-9]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_[A-Za-z0-9_]{20,}|npm_[A-Za-z0-9]{30,}"
     r"|xox[abeoprs]-[A-Za-z0-9-]{10,}|(?:AKIA|ASIA)[A-Z0-9]{16}|AIza[A-Za-z0-9_-]{30,}|a[ks]-[A-Za-z0-9]{20,}|nvapi-[A-Za-z0-9_-]{20,}"
-    r"|glpat-[A-Za-z0-9_-]{20,}|sk-[A-Za-z0-9_-]{20,}|eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,})"
+    r"|pypi-[A-Za-z0-9_-]{40,}|sk_live_[A-Za-z0-9]{20,}|glpat-[A-Za-z0-9_-]{20,}|sk-[A-Za-z0-9_-]{20,}|eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,})"
 )
-_PEM = re.compile(r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----.*?(?:-----END [A-Z ]{0,40}PRIVATE KEY-----|\Z)", re.DOTALL)
+_PEM = re.compile(
+    r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY(?: BLOCK)?-----.*?(?:-----END [A-Z ]{0,40}PRIVATE KEY(?: BLOCK)?-----|\Z)",
+    re.DOTALL,
+)
 
 # Variables that hold a secret by their name; HF_TOKEN_PATH, *_FILE and the like hold places.
 _VARIABLE = re.compile(
@@ -74,13 +78,18 @@ def redact(text: str, secrets: Iterable[str] = ()) -> str:
     return _SHAPES.sub(MASK, text)
 
 
+def names_secret(name: str) -> bool:
+    """Whether a variable of this name holds a secret: ``HF_TOKEN``, ``DB_PASS``, ``SSH_PRIVATE_KEY``."""
+    return _VARIABLE.search(name) is not None
+
+
 def secret_values(environ: Mapping[str, str]) -> tuple[str, ...]:
     """What an environment holds that must not be shown, whatever it looks like: values of ``HF_TOKEN``,
     ``MODAL_TOKEN_SECRET``, ``*_PASSWORD`` and the like, and the passwords in URLs (of proxies, indexes).
     """
     found: dict[str, None] = {}
     for name, value in environ.items():
-        if _VARIABLE.search(name) and len(value.strip()) >= _SHORTEST_NAMED:
+        if names_secret(name) and len(value.strip()) >= _SHORTEST_NAMED:
             found[value.strip()] = None
         # Proxies are also written without a scheme.
         text = f"http://{value}" if name.upper().endswith("PROXY") and "://" not in value else value
@@ -123,5 +132,13 @@ def _forms(secret: str) -> set[str]:
     # Percent-encoding by hand: urllib.parse would do, but quotes "~" differently between versions.
     if len(secret) < 4:
         return set()
-    quoted = "".join(c if c.isalnum() or c in "-._~" else "".join(f"%{b:02X}" for b in c.encode()) for c in secret)
-    return {secret, quoted, quoted.lower() if quoted != secret else secret}
+    raw = secret.encode("utf-8", "surrogateescape")
+    # Characters that need no quoting stay, as letters of other alphabets do in some programs.
+    quoted = "".join(c if c.isalnum() or c in "-._~" else _percent(c) for c in secret)
+    # As an error quotes it, or bytes: b'Bearer one\\ntwo'.
+    shown = {repr(secret)[1:-1], repr(raw)[2:-1], json.dumps(secret)[1:-1]}
+    return {secret, quoted, quoted.lower() if quoted != secret else secret, *shown}
+
+
+def _percent(char: str) -> str:
+    return "".join(f"%{byte:02X}" for byte in char.encode("utf-8", "surrogateescape"))

@@ -138,5 +138,6 @@ def keep(what: Publication, name: str, envelope: bytes, now: datetime) -> Path:
     create_exclusively(path, envelope)
     if what.judge is not None:
         judge = what.judge
-        what.folder.record(what.folder.evaluate(judge.gates, judge.policy, now, judge.spec))
+        with what.folder.lock():
+            what.folder.record(what.folder.evaluate(judge.gates, judge.policy, now, judge.spec))
     return path

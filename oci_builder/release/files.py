@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import secrets
 import stat
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -109,6 +111,24 @@ def write_result(path: Path, data: bytes) -> None:
         raise io_error(error, path) from None
     if not through:
         replace_file(path, data)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """One writer at a time in a folder; the lock ends with its process. Not to be nested.
+
+    Raises:
+        TransportError: ``io.*``.
+    """
+    try:
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise io_error(error, folder) from None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
 
 
 def _write_temp(path: Path, data: bytes, mode: int) -> Path:

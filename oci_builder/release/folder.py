@@ -9,6 +9,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -21,14 +22,16 @@ from oci_builder.model.jsontext import load_json
 from oci_builder.model.limits import DEFAULT_LIMITS
 from oci_builder.model.receipts import DOCKER, OCI, PORTABLE, parse_time
 from oci_builder.model.spec import Spec
-from oci_builder.release.files import create_exclusively, io_error, open_file, read_file, replace_file
+from oci_builder.release.files import create_exclusively, io_error, locked, open_file, read_file, replace_file
 from oci_builder.release.gates import Candidate, Qualification, qualify
 from oci_builder.release.receipts import Answer, judge, recorded_files
 
 QUALIFICATION = "qualification.json"
 SUPERSEDED = "superseded.json"
 _QUALIFICATION = re.compile(r"qualification(\.[0-9]+)?\.json\Z")
-_MADE_BY_RECORD = re.compile(r"(provenance\.json|inventory-.*\.json|.*\.cdx\.json)\Z", re.DOTALL)
+# As a publication takes them: whatever has such a name is sent and attached.
+_MADE_BY_RECORD = re.compile(r"(provenance.*\.json|inventory.*\.json|.*\.cdx\.json)\Z", re.DOTALL)
+_SPEC = "spec.json"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}\Z")
 
 
@@ -57,6 +60,10 @@ class ReleaseFolder:
     def receipts(self) -> Path:
         """The folder of the receipts."""
         return self.root / "receipts"
+
+    def lock(self) -> AbstractContextManager[None]:
+        """One process at a time judges the folder and records the verdict, or puts files into it."""
+        return locked(self.root)
 
     def create(self) -> ReleaseFolder:
         """Make the folders; idempotent.
@@ -162,7 +169,7 @@ class ReleaseFolder:
         return sorted(name for name, sha256 in files.items() if _digest_of(self.root / name) != sha256)
 
     def check_files(self, policy: TrustPolicy, now: datetime) -> None:
-        """What was recorded is what lies here: at least one believed record receipt has every digest right.
+        """What was recorded is what lies here, no more and no less, by at least one believed record receipt.
 
         A folder without such a receipt is for ``require_proven``.
 
@@ -174,8 +181,9 @@ class ReleaseFolder:
             names = ", ".join(show(name) for name in min(verdicts, key=len))
             where = str(self.root)
             raise CheckFailed(
-                "release.rewritten", f"{show(where)}: changed or gone since it was recorded: {names}", where=where
-            )
+                "release.rewritten", f"{show(where)}: changed, gone or added since it was recorded: {names}",
+                where=where,
+            )  # fmt: skip
 
     def require_proven(self, policy: TrustPolicy, now: datetime) -> None:
         """What only ``record`` makes has a believed record receipt; a folder without such files needs none.
@@ -183,10 +191,7 @@ class ReleaseFolder:
         Raises:
             CheckFailed: ``release.unproven``, naming the files that anybody may have written.
         """
-        try:
-            names = sorted(p.name for p in self.root.iterdir() if _MADE_BY_RECORD.match(p.name))
-        except OSError as error:
-            raise io_error(error, self.root) from None
+        names = self._made_by_record()
         if names and not self._recorded_differences(policy, now):
             where, some = str(self.root), ", ".join(show(name) for name in names[:4])
             raise CheckFailed(
@@ -207,8 +212,16 @@ class ReleaseFolder:
             believed = judge(data, policy, now=now, subjects=subjects, where=name).answer is Answer.VERIFIED
             said = recorded_files(data, name) if believed else None
             if said:
-                found.append(self.differing(said))
+                # A spec that was not kept with the release must not judge it later.
+                here = {*self._made_by_record(), *([_SPEC] if (self.root / _SPEC).exists() else ())}
+                found.append(sorted({*self.differing(said), *(here - said.keys())}))
         return found
+
+    def _made_by_record(self) -> list[str]:
+        try:
+            return sorted(p.name for p in self.root.iterdir() if _MADE_BY_RECORD.match(p.name))
+        except OSError as error:
+            raise io_error(error, self.root) from None
 
     def evaluate(self, gates: tuple[Gate, ...], policy: TrustPolicy, now: datetime, spec: str | None) -> Qualification:
         """The qualification as the files of this folder give it.
@@ -283,7 +296,7 @@ class ReleaseFolder:
     def record(self, qualification: Qualification) -> Path:
         """Write ``qualification.json``; an older, different one is kept under the next free number.
 
-        Idempotent where only the time differs: then nothing is written.
+        Idempotent where only the time differs: then nothing is written. Whoever judges and records holds ``lock``.
 
         Raises:
             TransportError: ``io.*``.
@@ -293,8 +306,7 @@ class ReleaseFolder:
         old = self.recorded()
         if old is None:
             create_exclusively(path, pretty(value))
-            return path
-        if {**old, "evaluated_at": ""} != {**value, "evaluated_at": ""}:
+        elif {**old, "evaluated_at": ""} != {**value, "evaluated_at": ""}:
             self._keep(path.read_bytes())
             replace_file(path, pretty(value))
         return path

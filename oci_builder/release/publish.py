@@ -60,7 +60,11 @@ class HubTarget:
             raise SpecError("spec.repo", f"{show(self.repo)} is no dataset: OWNER/NAME is wanted", where=self.repo)
 
     def environment(self) -> dict[str, str]:
-        """The subprocess's environment: this process's, online, with the settings above."""
+        """The subprocess's environment: this process's, online, with the settings above.
+
+        Raises:
+            SpecError: ``spec.token``: HF_TOKEN is no token.
+        """
         env = {k: v for k, v in os.environ.items() if k not in _OFFLINE}
         env |= {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "PYTHONUNBUFFERED": "1"}
         # The subprocess must find this very package, also where it is not installed.
@@ -69,7 +73,13 @@ class HubTarget:
             env["HF_ENDPOINT"] = self.endpoint
         if not self.xet:
             env["HF_HUB_DISABLE_XET"] = "1"
-        return env | dict(self.env or {})
+        env |= dict(self.env or {})
+        if "HF_TOKEN" in env:
+            # A token that was mounted as a file ends in a newline.
+            env["HF_TOKEN"] = env["HF_TOKEN"].strip()
+            if not re.fullmatch(r"[!-~]*", env["HF_TOKEN"]):
+                raise SpecError("spec.token", "HF_TOKEN is no token: it holds blanks, lines or other letters")
+        return env
 
 
 def commit_files(target: HubTarget, parts: Sequence[Part], message: str, emit: Emit = silent) -> dict[str, Any]:

@@ -13,16 +13,17 @@ from typing import Any
 from oci_builder.model.errors import OciBuilderError, PolicyError, SpecError, show
 from oci_builder.model.jsontext import load_json
 from oci_builder.model.limits import DEFAULT_LIMITS
-from oci_builder.model.redact import redact, secret_values
+from oci_builder.model.redact import names_secret, redact, secret_values
 from oci_builder.model.report import Finding
 from oci_builder.release.files import read_file
-from oci_builder.release.secrets import ScanOptions, scan_file
+from oci_builder.release.secrets import ScanOptions, names_weights, scan_file, weights_finding
 from oci_builder.release.walk import Data, Walk, walk
 from oci_builder.wire.tar import Kind, TarEntry
 
 _SHOWN = 10
 # Shorter passwords are words that stand in any file.
 _SHORTEST_OWN = 12
+_SHORTEST_NAMED = 6
 # Never uploaded as they are, but found in every CPython that is shipped whole.
 PUBLISHED = {
     r"(?:.*/)?lib(?:64)?/python3\.\d+/test/.*": "keys of CPython's own test suite, published with its source",
@@ -70,8 +71,10 @@ def scan_archives(archives: Sequence[Path], options: ScanOptions, how: Walk | No
     """
     how = how or Walk()
     found, options = Scan(), _with_own(options)
+    links = _Links(options)
 
     def visit(entry: TarEntry, data: Data, where: str) -> None:
+        links.note(entry, where)
         if entry.kind is not Kind.FILE:
             return
         found.files += 1
@@ -80,30 +83,62 @@ def scan_archives(archives: Sequence[Path], options: ScanOptions, how: Walk | No
 
     for archive in archives:
         image = walk(archive, visit, how)
-        if image is not None:
-            config = image.config
-            named = list(_settings(config, archive.name, options))
-            found.findings += named or scan_file(b"image config", len(config), [config], archive.name, options)
+        found.findings += links.findings()
+        for name, document in [("image config", image.config), ("manifest", image.data)] if image else []:
+            named = list(_settings(document, archive.name, name, options)) if document else []
+            found.findings += named or scan_file(name.encode(), len(document), [document], archive.name, options)
     return found
+
+
+@dataclass(slots=True)
+class _Links:
+    """Links that are called as weights are, and the sizes of what they may mean: a model cache links names to blobs,
+    and equal files of a tree are stored once, under the name that comes first.
+    """
+
+    options: ScanOptions
+    _large: dict[bytes, int] = field(default_factory=dict)
+    _named: list[tuple[bytes, bytes, str]] = field(default_factory=list)
+
+    def note(self, entry: TarEntry, where: str) -> None:
+        """Take an entry."""
+        if entry.kind is Kind.FILE and entry.size >= self.options.weights_size:
+            self._large[entry.name] = entry.size
+        elif entry.kind in (Kind.HARDLINK, Kind.SYMLINK) and names_weights(entry.name):
+            target = entry.link
+            if entry.kind is Kind.SYMLINK:
+                target = os.path.normpath(os.path.join(b"/", os.path.dirname(entry.name), target)).lstrip(b"/")
+            self._named.append((entry.name, target, where))
+
+    def findings(self) -> Iterator[Finding]:
+        """Of all that was taken; begins anew."""
+        for path, target, where in self._named:
+            size = self._large.get(target, 0)
+            # What the file's own name or content tells is said once, there.
+            found = None if names_weights(target) else weights_finding(path, size, b"", where, self.options)
+            if found is not None and not self.options.lets(target):
+                yield found
+        self._named, self._large = [], {}
 
 
 def _with_own(options: ScanOptions) -> ScanOptions:
     """The options, with what this machine's environment keeps secret: a build may have written it anywhere."""
-    own = tuple(value.encode() for value in secret_values(os.environ) if len(value) >= _SHORTEST_OWN)
+    own = tuple(os.fsencode(value) for value in secret_values(os.environ) if len(value) >= _SHORTEST_OWN)
     return replace(options, own=own)
 
 
-def _settings(config: bytes, where: str, options: ScanOptions) -> Iterator[Finding]:
-    """Variables, labels, commands and history that are credentials by their name or form, whatever their shape.
+def _settings(document: bytes, where: str, what: str, options: ScanOptions) -> Iterator[Finding]:
+    """Variables, labels, annotations, commands and history that are credentials by name or form, whatever their shape.
 
     Text in files is not judged so: documentation is full of passwords of nobody. Settings are few, and all are meant.
     """
-    for text in _strings(load_json(config, f"{where}: image config")):
+    for text in _strings(load_json(document, f"{where}: {what}")):
         secret = text.encode()
-        if redact(text, [value.decode() for value in options.own]) == text or options.lets(b"image config", secret):
+        shown = redact(text, [os.fsdecode(value) for value in options.own])
+        if (shown == text and not _assigns(text)) or options.lets(what.encode(), secret):
             continue
         name = text.partition("=")[0] if text.partition("=")[0].isidentifier() else "a setting"
-        place = f"{where}: image config"
+        place = f"{where}: {what}"
         yield Finding(
             "policy.secret", "error", place, "", f"sha256 {hashlib.sha256(secret).hexdigest()}",
             f"{name} looks like a credential in {place}", PolicyError.exit_status,
@@ -118,8 +153,16 @@ def _strings(value: Any) -> Iterator[str]:
             # A pair is judged as an assignment, the way a variable is written.
             yield from [f"{key}={item}"] if isinstance(item, str) else _strings(item)
     elif isinstance(value, list):
-        for item in value:
+        for item, following in zip(value, [*value[1:], None], strict=True):
             yield from _strings(item)
+            if isinstance(item, str) and isinstance(following, str) and item.startswith("--"):
+                yield f"{item[2:].replace('-', '_')}={following}"
+
+
+def _assigns(text: str) -> bool:
+    """``DB_PASS=…`` and the like: by its name, as for this machine's environment."""
+    name, equals, value = text.partition("=")
+    return bool(equals) and name.isidentifier() and names_secret(name) and len(value) >= _SHORTEST_NAMED
 
 
 def scan_files(files: Iterable[Path], options: ScanOptions) -> Scan:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 
 from oci_builder.model.errors import PolicyError, show
 from oci_builder.model.report import Finding
+from oci_builder.release.shapes import CONFIG, END, PGP, SHAPES, URL, pgp_holds
 
 _WINDOW = 4 << 20
 _OVERLAP = 16 << 10
@@ -83,10 +84,23 @@ class _Rule:
 
 def _varied(text: bytes) -> bool:
     """Whether the secret part looks random: ``hf_xxxxxxxx`` and ``sk-your-key-here`` do not."""
-    tail = re.split(rb"[_-]", text, maxsplit=1)[-1]
+    return _random(re.split(rb"[_-]", text, maxsplit=1)[-1]) and b"EXAMPLE" not in text.upper()
+
+
+def _random(tail: bytes, least: float = 3.3) -> bool:
     total = len(tail)
     entropy = -sum(n / total * math.log2(n / total) for n in Counter(tail).values()) if total else 0.0
-    return entropy > 3.3 and b"EXAMPLE" not in text.upper()
+    return entropy > least
+
+
+def _random_end(count: int) -> Callable[[bytes], bool]:
+    """Whether the last ``count`` bytes look random; 16 hexadecimal digits of 20 have less than 3.3 bits each."""
+    return lambda text: not count or (_random(text[-count:], 3.0) and b"EXAMPLE" not in text.upper())
+
+
+def _hugging_face(text: bytes) -> bool:
+    """Of letters as a rule; where digits are among them it must be as mixed as a random one."""
+    return _varied(text) if text[3:].isalpha() else _mixed(text)
 
 
 def _mixed(text: bytes) -> bool:
@@ -142,7 +156,6 @@ def _rule(kind: str, literal: bytes, pattern: bytes, holds: Callable[[bytes], bo
     return _Rule(kind, literal, re.compile(pattern, re.DOTALL), holds, word=literal[:1].isalpha())
 
 
-_END = rb"(?![A-Za-z0-9_])"
 _WORD = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_")
 _PEM = _rule(
     "private key",
@@ -152,29 +165,36 @@ _PEM = _rule(
 )
 _RULES = (
     _PEM,
-    _rule("AWS access key", b"AKIA", rb"AKIA[A-Z2-7]{16}" + _END),
-    _rule("GitHub token", b"gh", rb"gh[pousr]_[A-Za-z0-9]{36}" + _END, _github),
+    _rule("AWS access key", b"AKIA", rb"AKIA[A-Z2-7]{16}" + END),
+    _rule("GitHub token", b"gh", rb"gh[pousr]_[A-Za-z0-9]{36}" + END, _github),
     _rule("GitHub token", b"github_pat_", rb"github_pat_[A-Za-z0-9]{22}_[A-Za-z0-9]{59}"),
-    _rule("Hugging Face token", b"hf_", rb"hf_[A-Za-z]{34}" + _END),
+    _rule("Hugging Face token", b"hf_", rb"hf_[A-Za-z0-9]{34}" + END, _hugging_face),
     _rule("Slack token", b"xox", rb"xox[abeoprs]-(?:[0-9]+-){1,3}[A-Za-z0-9]{20,}"),
-    _rule("npm token", b"npm_", rb"npm_[A-Za-z0-9]{36}" + _END, _github),
-    _rule("GitLab token", b"glpat-", rb"glpat-[A-Za-z0-9_-]{20}" + _END),
+    _rule("npm token", b"npm_", rb"npm_[A-Za-z0-9]{36}" + END, _github),
+    _rule("GitLab token", b"glpat-", rb"glpat-[A-Za-z0-9_-]{20}" + END),
     _rule("NVIDIA API key", b"nvapi-", rb"nvapi-[A-Za-z0-9_-]{60,}"),
     _rule("PyPI token", b"pypi-AgE", rb"pypi-AgE[A-Za-z0-9_-]{50,}"),
     _rule("Google API key", b"AIza", rb"AIza[A-Za-z0-9_-]{35}(?![A-Za-z0-9_-])"),
-    _rule("Modal token", b"ak-", rb"ak-[A-Za-z0-9]{22}" + _END, _mixed),
-    _rule("Modal token", b"as-", rb"as-[A-Za-z0-9]{22}" + _END, _mixed),
+    _rule("Modal token", b"ak-", rb"ak-[A-Za-z0-9]{22}" + END, _mixed),
+    _rule("Modal token", b"as-", rb"as-[A-Za-z0-9]{22}" + END, _mixed),
     _rule("Docker credentials", b'"auth"', rb'"auth"\s{0,8}:\s{0,8}"[A-Za-z0-9+/]{8,4000}={0,2}"', _docker_auth),
+    _rule("private key", b"-----BEGIN PGP", PGP, pgp_holds),
+    *(_rule(kind, literal, pattern, _random_end(count)) for kind, literal, pattern, count in SHAPES),
 )
+_IN_CONFIG = (*_RULES, _rule("password of an address", b"://", URL, lambda text: True))
+_CONFIG = re.compile(CONFIG)
 
 # Files that hold nothing but credentials, whatever they look like.
 _PATHS = re.compile(
     rb"(?:.*/)?(?:\.netrc|\.pypirc|\.git-credentials|\.aws/credentials|\.ssh/id_[a-z0-9]+|\.dockerconfigjson"
-    rb"|\.config/gh/hosts\.yml|\.huggingface/token|\.cache/huggingface/(?:token|stored_tokens)|\.kube/config)"
+    rb"|\.config/gh/hosts\.yml|\.pgpass|\.boto|\.s3cfg|\.vault-token|\.kaggle/kaggle\.json|\.cargo/credentials(?:\.toml)?"
+    rb"|\.config/gcloud/application_default_credentials\.json|\.gnupg/private-keys-v1\.d/[^/]+\.key"
+    rb"|\.huggingface/token|\.cache/huggingface/(?:token|stored_tokens)|\.kube/config)"
 )
 _WEIGHT_NAMES = re.compile(
     rb".*\.(?:safetensors|gguf|ggml|ckpt|nemo|distcp|pth|pt|onnx|tflite|engine|plan)"
     rb"|(?:.*/)?(?:pytorch_)?model[^/]*\.bin|(?:.*/)?consolidated[^/]*\.bin"
+    rb"|(?:.*/)?(?:flax_model[^/]*\.msgpack|tf_model[^/]*\.h5)", re.IGNORECASE,
 )
 
 
@@ -213,7 +233,8 @@ class FileScan:
 
     def _search(self, *, final: bool) -> None:
         window = self._buffer
-        for rule in (_PEM,) if self._binary else _RULES:
+        text = _IN_CONFIG if _CONFIG.fullmatch(self._path) else _RULES
+        for rule in (_PEM,) if self._binary else text:
             if rule.literal in window:
                 self._keep(rule, window)
         for secret in self._options.own:
@@ -265,14 +286,18 @@ def weights_finding(path: bytes, size: int, head: bytes, where: str, options: Sc
     """``policy.weights`` for a file that has the name, or the first bytes, of model weights, and their size."""
     if size < options.weights_size or options.lets(path):
         return None
-    named = _WEIGHT_NAMES.fullmatch(path) is not None
-    if not (named or head.startswith(b"GGUF") or _safetensors(head, size)):
+    if not (names_weights(path) or head.startswith(b"GGUF") or _safetensors(head, size)):
         return None
     place = f"{where}: {show(path)}" if where else show(path)
     return Finding(
         "policy.weights", "error", place, f"< {options.weights_size}", str(size),
         f"{place} looks like model weights; the runtime carries none", PolicyError.exit_status,
     )  # fmt: skip
+
+
+def names_weights(path: bytes) -> bool:
+    """Whether a path is called as model weights are."""
+    return _WEIGHT_NAMES.fullmatch(path) is not None
 
 
 def _safetensors(head: bytes, size: int) -> bool:

@@ -200,6 +200,14 @@ def test_a_refused_token_says_what_to_do_and_is_not_shown(hub: FakeHub, tmp_path
     assert (caught.value.code, TOKEN in repr(caught.value)) == ("auth", False)
 
 
+def test_a_token_that_ends_in_a_newline_is_taken(hub: FakeHub, tmp_path: Path) -> None:
+    parts = parts_of(tmp_path, a=3000)
+    commit_files(target(hub, env={"HF_TOKEN": TOKEN + "\n", "HF_HUB_DISABLE_XET": "1"}), parts, "m")
+    with pytest.raises(SpecError) as caught:
+        commit_files(target(hub, env={"HF_TOKEN": "one\ntwo"}), parts, "m")
+    assert caught.value.code == "spec.token" and "two" not in caught.value.message
+
+
 def test_no_secret_is_in_an_error(hub: FakeHub, tmp_path: Path) -> None:
     """The token echoed by the server, and a signed upload link."""
     echo = Reply(400, json.dumps({"error": f"you sent {TOKEN}"}).encode(), {"X-Error-Message": TOKEN})

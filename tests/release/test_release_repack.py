@@ -16,9 +16,10 @@ import pytest
 
 from oci_builder.model.errors import CheckFailed, ConflictError, OciBuilderError, TransportError
 from oci_builder.model.gates import parse_gates
+from oci_builder.release.files import create_exclusively
 from oci_builder.release.folder import ReleaseFolder
 from oci_builder.release.host import utc_now
-from oci_builder.release.receipts import write_receipt
+from oci_builder.release.receipts import Answer, judge, write_receipt
 from oci_builder.release.repack import packaging_paths
 from oci_builder.repack import Repacked, RepackRequest, repack
 from tests.release.helpers import DOCKER, OCI, PORTABLE, checks, new_key, policy, receipt, trusted
@@ -227,7 +228,97 @@ def test_records_that_cannot_be_moved_put_the_original_back(
     def full(*_: object) -> None:
         raise TransportError("io.space", "no space")
 
-    monkeypatch.setattr("oci_builder.repack._supersede", full)
+    monkeypatch.setattr("oci_builder.release.replacing.Replacing._records", full)
     with pytest.raises(TransportError):
         run(request_, {"opt/rt/activate.sh": b"echo 2\n"})
     assert everything(request_.dist) == before
+
+
+def test_both_candidates_are_judged_afterwards(request_: RepackRequest) -> None:
+    """The new digest begins as a candidate, the old one says by what it was replaced."""
+    request_.folder.record(request_.folder.evaluate(GATES, POLICY, utc_now(), None))
+    done = run(request_, {"opt/rt/activate.sh": b"echo 2\n"})
+    kept = ReleaseFolder(next((request_.folder.root / "superseded").iterdir()))
+    said = kept.compare(GATES, POLICY, None)
+    assert (said["state"], said["superseded_by"]) == ("superseded", done.sha256)
+    assert request_.folder.compare(GATES, POLICY, None)["state"] == "candidate"
+    assert (kept.root / "qualification.1.json").is_file()
+
+
+class Killed(BaseException):
+    """The process ends here: nothing is tidied up."""
+
+
+def stop_at(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """Let the process die before its n-th rename or creation after the preflight."""
+    left = [number]
+
+    def dying(real: Any) -> Any:
+        def one(*words: Any, **more: Any) -> Any:
+            if left[0] == 0:
+                raise Killed
+            left[0] -= 1
+            return real(*words, **more)
+
+        return one
+
+    monkeypatch.setattr(Path, "rename", dying(Path.rename))
+    monkeypatch.setattr(Path, "mkdir", dying(Path.mkdir))
+    for name in ("_back", "end"):
+        monkeypatch.setattr(f"oci_builder.release.replacing.Replacing.{name}", lambda _: None)
+    monkeypatch.setattr("oci_builder.release.replacing.create_exclusively", dying(create_exclusively))
+
+
+@pytest.mark.parametrize("number", range(13))
+def test_a_run_that_is_killed_is_finished_by_the_next(
+    request_: RepackRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """Before every rename, and every file, of the replacement; an earlier repack's records stay as well."""
+    run(request_, {"opt/rt/activate.sh": b"echo 2\n"})
+    before = request_.folder.subjects()[PORTABLE]
+    recorded: list[str] = []
+    files = {**FILES, "opt/rt/activate.sh": b"echo 3\n"}
+    layers = [LAYERS[0], {"name": "runtime", "digest": "sha256:" + "4" * 64}]
+
+    def again(stop: int | None) -> Repacked:
+        def rebuild(place: Path) -> None:
+            write_build(place, files, layers)
+
+        def preflight(_: Path) -> Any:
+            if stop is not None:
+                stop_at(monkeypatch, stop)
+            return checks(imports="pass")
+
+        return repack(request_, rebuild, preflight, utc_now(), after=lambda: recorded.append("yes"))
+
+    with pytest.raises(Killed):
+        again(number)
+    monkeypatch.undo()
+    done = again(None)
+    assert request_.folder.subjects()[PORTABLE] == done.sha256 != before and recorded
+    assert hashlib.sha256((request_.dist / PORTABLE).read_bytes()).hexdigest() == done.sha256
+    assert hashlib.sha256((done.previous / PORTABLE).read_bytes()).hexdigest() == before
+    assert len(list((request_.folder.root / "superseded").iterdir())) == 2
+    assert request_.folder.compare(GATES, POLICY, None)["state"] == "candidate"
+    assert judge(done.receipt.read_bytes(), POLICY, now=utc_now()).answer is Answer.VERIFIED
+    assert not [p.name for p in (*tmp_path.iterdir(), *(tmp_path / "releases").iterdir()) if p.name.startswith(".")]
+
+
+def test_what_a_killed_run_left_beside_the_build_is_removed(request_: RepackRequest, tmp_path: Path) -> None:
+    (tmp_path / ".dist.repack-00000000").mkdir()
+    (tmp_path / ".dist.repack-00000000/runtime.tar.gz").write_bytes(b"x")
+    run(request_, {"opt/rt/activate.sh": b"echo 2\n"})
+    assert sorted(p.name for p in tmp_path.iterdir() if p.name.startswith(".")) == []
+
+
+def test_two_at_once_do_not_meet(request_: RepackRequest) -> None:
+    def rebuild(place: Path) -> None:
+        write_build(place, {**FILES, "opt/rt/activate.sh": b"2"}, LAYERS)
+
+    def preflight(_: Path) -> Any:
+        with pytest.raises(ConflictError) as caught:
+            run(request_, {"opt/rt/activate.sh": b"echo 2\n"})
+        assert caught.value.code == "repack.busy"
+        return checks(imports="pass")
+
+    repack(request_, rebuild, preflight, utc_now())
