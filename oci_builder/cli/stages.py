@@ -71,18 +71,20 @@ def stage_command(settings: Settings, /, name: str, engine: str, json_file: str 
     before(stages[0], requests[name])
     runner = LocalRunner(scratch, timeout, any_gpu)
     results: list[dict[str, Any]] = []
-    with ending_statuses(), settings.emitting() as emit:
+    with ending_statuses():
         if engine == "modal":
+            # Before there are bars, which would draw over the question.
             _only_local(scratch, timeout, any_gpu)
             _agree(stages, budget, yes)
         else:
             for stage in stages:
                 runner.check(stage.name, requests[stage.name])
-        for stage in stages:
-            result = _run(runner, engine, stage.name, requests[stage.name], emit)
-            results.append(_signed(result, asked["key"], requests[stage.name]))
-            if result["outcome"] != "pass":
-                break
+        with settings.emitting() as emit:
+            for stage in stages:
+                result = _run(runner, engine, stage.name, requests[stage.name], emit)
+                results.append(_signed(result, asked["key"], requests[stage.name]))
+                if result["outcome"] != "pass":
+                    break
     write_json(results[0] if len(results) == 1 else results, json_file)
     if json_file is None:
         for result in results:
@@ -171,7 +173,12 @@ def _agree(stages: tuple[Stage, ...], path: Path | None, yes: bool) -> None:
     check_budget(costs, budget)
     if yes:
         return
-    if not sys.stdin.isatty() or not click.confirm("Start it?", err=True):
+    try:
+        agreed = sys.stdin.isatty() and click.confirm("Start it?", err=True)
+    except click.Abort:  # the end of input and Ctrl-C are answers, too
+        click.echo(err=True)
+        agreed = False
+    if not agreed:
         raise PolicyError("budget.agreed", "nothing was started: say --yes to agree to what it may cost")
 
 

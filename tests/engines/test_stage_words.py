@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -103,3 +105,25 @@ def test_damaged_settings_of_the_client_are_no_traceback(text: str, spec: Path) 
     done = subprocess.run(command, cwd=spec.parent, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     refused(Ended(done.returncode, done.stderr), 2, "modal.config")
     assert "modal.toml" in done.stderr and "modal token new" in done.stderr
+
+
+@pytest.mark.parametrize("keys", [b"n\n", b"\x04", b"\x03"], ids=["no", "end", "interrupt"])
+def test_whatever_is_not_yes_starts_nothing(keys: bytes, spec: Path) -> None:
+    """On a terminal the question is asked in words that stay to be read; 1 would be a check that said no."""
+    pytest.importorskip("modal", reason="needs the extra 'modal'")
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execve(
+            sys.executable, [sys.executable, "-c", MAIN, "stage", "build", "--on", "modal", "--spec", str(spec)],
+            {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm"},
+        )  # fmt: skip
+    said, asked = b"", False
+    with suppress(OSError):  # how a terminal tells that nobody writes any more
+        while piece := os.read(terminal, 4096):
+            said += piece
+            if b"[y/N]" in said and not asked:
+                asked = bool(os.write(terminal, keys))
+    os.close(terminal)
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    assert (status, b"error[budget.agreed]" in said) == (4, True), said
+    assert asked, said
