@@ -78,6 +78,8 @@ class BaseCollector:
         self._folders: dict[bytes, SourceEntry] = {}
         self._symlinks: dict[bytes, bytes] = {}
         self._files: dict[bytes, set[bytes]] = {}
+        # What the three tables know directly below a folder: a deletion must not look at every name of the base.
+        self._below: dict[bytes, set[bytes]] = {}
 
     def apply(self, entries: Iterable[TarEntry]) -> None:
         """Apply one layer. Whiteouts hide lower layers only, wherever in the layer they stand."""
@@ -99,7 +101,7 @@ class BaseCollector:
         folder, _, last = name.rpartition(b"/")
         if entry.kind is not Kind.DIR and (name in self._folders or name in self._files):
             self._remove(name)
-        beside = self._files.setdefault(folder, set())
+        beside = self._beside(folder)
         self._symlinks.pop(name, None)
         if entry.kind in (Kind.DIR, Kind.SYMLINK):
             beside.discard(last)
@@ -107,21 +109,46 @@ class BaseCollector:
             beside.add(last)
         if entry.kind is Kind.SYMLINK:
             self._symlinks[name] = entry.link
+            self._note(name)
         elif entry.kind is Kind.DIR:
             self._folders[name] = _folder(entry)
+            self._note(name)
+
+    def _beside(self, folder: bytes) -> set[bytes]:
+        known = self._files.get(folder)
+        if known is None:
+            known = self._files[folder] = set()
+            self._note(folder)
+        return known
+
+    def _note(self, path: bytes) -> None:
+        """Let every folder above know of it."""
+        while path:
+            above, _, _ = path.rpartition(b"/")
+            beside = self._below.setdefault(above, set())
+            if path in beside:
+                return
+            beside.add(path)
+            path = above
 
     def _remove(self, path: bytes, keep: bool = False) -> None:
-        below = path + b"/" if path else b""
-        tables: tuple[dict[bytes, Any], ...] = (self._folders, self._symlinks, self._files)
-        for table in tables:
-            gone = [name for name in table if name.startswith(below) or (name == path and not keep)]
-            for name in gone:
-                del table[name]
-        folder, _, last = path.rpartition(b"/")
+        pending = list(self._below.pop(path, ()))
+        while pending:
+            one = pending.pop()
+            pending += self._below.pop(one, ())
+            self._forget(one)
         if keep:
             self._files.pop(path, None)
-        elif folder in self._files:
-            self._files[folder].discard(last)
+            return
+        self._forget(path)
+        folder, _, last = path.rpartition(b"/")
+        self._below.get(folder, set()).discard(path)
+        self._files.get(folder, set()).discard(last)
+
+    def _forget(self, path: bytes) -> None:
+        self._folders.pop(path, None)
+        self._symlinks.pop(path, None)
+        self._files.pop(path, None)
 
     def tree(self) -> BaseTree:
         """What has come of it."""
