@@ -22,8 +22,12 @@ DENIED = {
     "perf_event_open": 298, "open_by_handle_at": 304, "clock_adjtime": 305, "setns": 308, "finit_module": 313,
     "kexec_file_load": 320, "bpf": 321, "userfaultfd": 323, "io_uring_setup": 425, "open_tree": 428,
     "move_mount": 429, "fsopen": 430, "fsconfig": 431, "fsmount": 432, "fspick": 433, "mount_setattr": 442,
+    "open_tree_attr": 467,
 }  # fmt: skip
+_SOCKET, _FIRST_ARGUMENT = 41, 16
 _IOCTL, _SECOND_ARGUMENT = 16, 24
+# No network namespace holds them: in a virtual machine they lead to its host, whose agents listen there.
+DENIED_FAMILIES = {"AF_VSOCK": 40}
 # They type into the caller's terminal, where its shell reads (bubblewrap's CVE-2017-5226).
 DENIED_IOCTLS = {"TIOCSTI": 0x5412, "TIOCLINUX": 0x541C}
 
@@ -35,13 +39,18 @@ class _Program(ctypes.Structure):
 def program() -> bytes:
     """The filter as classic BPF instructions."""
     numbers = sorted(DENIED.values())
-    deny = 7 + len(numbers) + len(DENIED_IOCTLS)
+    by_argument = (
+        (_SOCKET, _FIRST_ARGUMENT, DENIED_FAMILIES.values()), (_IOCTL, _SECOND_ARGUMENT, DENIED_IOCTLS.values()),
+    )  # fmt: skip
+    deny = 5 + len(numbers) + sum(3 + len(values) for _, _, values in by_argument)
     code = [(_LOAD, 0, 0, 4), (_JUMP_EQUAL, 0, deny - 2, _ARCH_X86_64), (_LOAD, 0, 0, 0)]
     code.append((_JUMP_GE, deny - 4, 0, _X32_BIT))
     code += [(_JUMP_EQUAL, deny - (4 + i) - 1, 0, number) for i, number in enumerate(numbers)]
-    code += [(_JUMP_EQUAL, 0, 1 + len(DENIED_IOCTLS), _IOCTL), (_LOAD, 0, 0, _SECOND_ARGUMENT)]
-    # The kernel takes the lower half of the argument only, and so does this load (flatpak's CVE-2019-10063).
-    code += [(_JUMP_EQUAL, deny - len(code) - i - 1, 0, request) for i, request in enumerate(DENIED_IOCTLS.values())]
+    for call, argument, values in by_argument:
+        # The kernel takes the lower half of the argument only, and so does this load (flatpak's CVE-2019-10063).
+        code += [(_JUMP_EQUAL, 0, 2 + len(values), call), (_LOAD, 0, 0, argument)]
+        code += [(_JUMP_EQUAL, deny - len(code) - i - 1, 0, value) for i, value in enumerate(values)]
+        code.append((_RETURN, 0, 0, _ALLOW))
     code += [(_RETURN, 0, 0, _ALLOW), (_RETURN, 0, 0, _ERRNO_EPERM)]
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in code)
 

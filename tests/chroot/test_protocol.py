@@ -178,7 +178,7 @@ class Filter(unittest.TestCase):
             operation, true, false, operand = code[at]
             at += 1
             if operation == 0x20:
-                value = {0: number, 4: arch, 24: argument}[operand]
+                value = {0: number, 4: arch, 16: argument, 24: argument}[operand]
             elif operation == 0x06:
                 return int(operand)
             else:
@@ -196,6 +196,12 @@ class Filter(unittest.TestCase):
             self.assertEqual(self.run_filter(0xC000003E, 16, argument), 0x00050001)
         for argument in (0, 0x5401, 0x5413, 0x80045430):
             self.assertEqual(self.run_filter(0xC000003E, 16, argument), 0x7FFF0000)
+
+    def test_what_is_denied_of_socket(self) -> None:
+        """A network namespace does not hold AF_VSOCK; every other family it does, or they are local."""
+        for argument in range(46):
+            wanted = 0x00050001 if argument == 40 else 0x7FFF0000
+            self.assertEqual(self.run_filter(0xC000003E, 41, argument), wanted)
 
     def test_other_call_tables_are_denied(self) -> None:
         self.assertEqual(self.run_filter(0x40000003, 1), 0x00050001)
