@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import posixpath
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
@@ -19,6 +20,7 @@ from oci_builder.payload.relocate import SYSTEM_FOLDERS, read_facts, walk
 from oci_builder.payload.relocate_rules import WORD
 
 _PIECE = 4 << 20
+_BATCH = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,25 +51,22 @@ def audit(root: Path, options: AuditOptions) -> tuple[Finding, ...]:
     """
     top = os.fsencode(root)
     needles = [os.fsencode(needle).rstrip(b"/") for needle in options.needles]
+    findings: list[Finding] = []
+    # What lstat says is not kept: 300,000 entries of it are 200 MiB.
+    names: dict[tuple[int, int], list[bytes]] = {}
     try:
-        entries = list(walk(top))
-        findings = [f for path, found in entries for f in _entry(top, path, found, options)]
-        files = _names(entries)
+        for path, found in walk(top):
+            findings += _entry(top, path, found, options)
+            if stat.S_ISREG(found.st_mode) and found.st_size:
+                names.setdefault((found.st_dev, found.st_ino), []).append(path)
+        files = iter(names.values())
         with ThreadPoolExecutor(options.threads) as pool:
-            for paths, problems in zip(files, pool.map(lambda p: _file(top, p[0], needles), files), strict=True):
-                findings += [_finding(code, path, what, options) for path in paths for code, what in problems]
+            while batch := list(islice(files, _BATCH)):
+                for paths, problems in zip(batch, pool.map(lambda p: _file(top, p[0], needles), batch), strict=True):
+                    findings += [_finding(code, path, what, options) for path in paths for code, what in problems]
     except OSError as error:
         raise disk_error(error, "auditing") from None
     return tuple(sorted(findings, key=lambda f: (f.where, f.code, f.actual)))
-
-
-def _names(entries: Iterable[tuple[bytes, os.stat_result]]) -> list[list[bytes]]:
-    """The regular files, each with all its names."""
-    out: dict[tuple[int, int], list[bytes]] = {}
-    for path, found in entries:
-        if stat.S_ISREG(found.st_mode) and found.st_size:
-            out.setdefault((found.st_dev, found.st_ino), []).append(path)
-    return list(out.values())
 
 
 def _entry(top: bytes, path: bytes, found: os.stat_result, options: AuditOptions) -> Iterator[Finding]:
