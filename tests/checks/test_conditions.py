@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import errno
+import os
 from pathlib import Path
 
 import pytest
 from checks_lab import fake_driver, run_check
-from nrl_checks import conditions, gpu
+from nrl_checks import conditions, gpu, imports
 from nrl_checks.common import Result
 
 
@@ -110,3 +111,37 @@ def test_a_file_in_the_home_s_cache_fails(tmp_path: Path) -> None:
     (tmp_path / ".cache").mkdir()
     (tmp_path / ".cache/x").write_bytes(b"")
     assert run_check("caches-empty", isolated=False, HOME=str(tmp_path))[0] == 1
+
+
+def test_a_cache_that_another_variable_names_is_looked_at_and_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of HF_HOME and HF_HUB_CACHE the second wins: what it leads to would be used, whatever HF_HOME is."""
+    (tmp_path / "model").write_bytes(b"")
+    status, found = run_check("caches-empty", isolated=False, HF_HUB_CACHE=str(tmp_path))
+    assert (status, str(tmp_path) in found["reason"]) == (1, True)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "empty"))
+    conditions.caches(Result())
+    assert "HF_HUB_CACHE" not in os.environ
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root to become another user")
+def test_a_cache_that_cannot_be_looked_into_is_not_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "closed").mkdir(mode=0o700)
+    monkeypatch.chdir(tmp_path)
+    if (child := os.fork()) == 0:
+        os.setresuid(65534, 65534, 65534)
+        os._exit(0 if conditions.first_file(Path("closed")) == "closed" else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_cache_that_is_a_file_is_not_empty(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    assert conditions.first_file(tmp_path / "file")
+    assert conditions.first_file(tmp_path / "absent") == ""
+
+
+def test_an_open_network_fails_the_import_of_a_module_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every check proves its own conditions, these small ones too."""
+    monkeypatch.setenv("FAKE_GPUS", "1")
+    monkeypatch.setenv("NRL_CHECK_LIBCUDA", str(fake_driver(tmp_path)))
+    monkeypatch.setattr(conditions, "interfaces_up", lambda: ["eth0", "lo"])
+    assert "interfaces besides loopback" in "; ".join(imports.driver_linked("json", gpu=True).reasons)

@@ -91,16 +91,18 @@ def engine(folder: Path, fault: str) -> tuple[list[Any], list[Any]]:
     """A forward in bf16 in place of vLLM, with a fault; and the judge's scores of its tokens."""
     model = checkpoint.load(checkpoint.make_checkpoint(folder / "model"), "cpu", torch.bfloat16)
     rows = []
-    for prompt in checkpoint.prompts(2, generation.PROMPT_TOKENS, seed=1):
-        start = len(prompt)
+    torch.manual_seed(1)
+    for number, prompt in enumerate(checkpoint.prompts(4, generation.PROMPT_TOKENS, seed=1)):
+        start, greedy = len(prompt), number % 2 == 0
+        draws = not greedy and fault != "nothing is drawn"
         with torch.no_grad():
-            whole = model.generate(torch.tensor([prompt]), do_sample=False, min_new_tokens=generation.NEW_TOKENS,
+            whole = model.generate(torch.tensor([prompt]), do_sample=draws, top_k=0, min_new_tokens=generation.NEW_TOKENS,
                                    max_new_tokens=generation.NEW_TOKENS)[0].tolist()  # fmt: skip
         seen = [*prompt[:-1], 7, *whole[start:]] if fault == "a wrong token of the context" else whole
         values = checkpoint.token_logprobs(model, seen, start)
         if fault == "one position off":
             values = [*values[1:], values[0]]
-        rows.append({"prompt": prompt, "tokens": whole[start:], "logprobs": values, "greedy": True})
+        rows.append({"prompt": prompt, "tokens": whole[start:], "logprobs": values, "greedy": greedy})
     for mode in ("eager", "compiled"):
         (folder / f"{mode}.json").write_text(json.dumps(rows))
     generation.score(folder)
@@ -108,7 +110,7 @@ def engine(folder: Path, fault: str) -> tuple[list[Any], list[Any]]:
 
 
 @MODELS
-@pytest.mark.parametrize("fault", ["", "one position off", "a wrong token of the context"])
+@pytest.mark.parametrize("fault", ["", "one position off", "a wrong token of the context", "nothing is drawn"])
 def test_a_broken_engine_is_seen(tmp_path: Path, fault: str) -> None:
     result = Result()
     generation.compare(result, "eager", *engine(tmp_path, fault))

@@ -44,6 +44,19 @@ def test_imports_name_what_was_left_out_and_import_the_rest(tmp_path: Path) -> N
     assert "beta" not in result["reason"]
 
 
+def test_a_module_from_elsewhere_is_not_the_tier_s(tmp_path: Path) -> None:
+    """Without metadata no inventory sees it, and it would hide the tier's own."""
+    path = distribution(tmp_path / "rt/site", "alpha", "1")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/alpha.py").write_text("")
+    listed = write_inventory(tmp_path / "rt/i", {"alpha": "1"})
+    argv = ("imports", "--tier", "t", "--inventory", str(listed), "--module", "alpha")
+    assert "comes from" not in run_isolated(str(path), *argv)["reason"]
+    result = run_isolated(f"{tmp_path / 'elsewhere'}:{path}", *argv)
+    assert result["outcome"] == "fail"
+    assert f"alpha comes from {tmp_path / 'elsewhere/alpha.py'}" in result["reason"]
+
+
 def test_an_absent_module_that_nobody_left_out_fails(tmp_path: Path) -> None:
     path = distribution(tmp_path / "site", "alpha", "1")
     listed = write_inventory(tmp_path / "i", {"alpha": "1"}, {"gamma": "needs nvcc"})

@@ -105,10 +105,16 @@ def test_an_unavailable_actor_that_is_not_refused_fails(monkeypatch: pytest.Monk
     assert len(result.reasons) == len(ray_dispatch.UNAVAILABLE)
 
 
-@pytest.mark.parametrize(("text", "outcome"), [("the mcore tier is not in this runtime", "pass"), ("", "fail")])
-def test_a_refusal_says_why(monkeypatch: pytest.MonkeyPatch, text: str, outcome: str) -> None:
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [(RuntimeError("the mcore tier is not in this runtime"), "pass"), (RuntimeError(""), "fail"),
+     (KeyError("unknown"), "fail"), (ImportError("no registry"), "fail"), (None, "fail")],
+)  # fmt: skip
+def test_a_refusal_says_why_and_is_one(monkeypatch: pytest.MonkeyPatch, error: Exception | None, outcome: str) -> None:
+    """A lookup that breaks refuses nothing; a message that is the actor's name alone says nothing."""
+
     def refuse(actor: str) -> str:
-        raise RuntimeError(text)
+        raise error or RuntimeError(f"'{actor}'")
 
     registry(monkeypatch, refuse)
     result = Result()

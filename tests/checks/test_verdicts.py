@@ -59,23 +59,40 @@ def test_a_sharded_step_that_is_none(lone: list[float], shared: list[float], hel
     assert nccl_rank.judge_step([2.0, 1.0], [2.0, 1.0], 5, 10) == []
 
 
-def rows(shift: float = 0.0, control: float = 3.0, gap: float = 0.0) -> tuple[list[Any], list[Any]]:
+def rows(
+    shift: float = 0.0, control: float = 3.0, gap: float = 0.0, drawn: float = 1.0
+) -> tuple[list[Any], list[Any]]:
     values = [-1.0] * generation.NEW_TOKENS
     moved = [v + shift for v in values]
-    generated = [{"logprobs": moved, "greedy": True}]
-    scored = [{"logprobs": values, "control": [v - control for v in values], "gaps": [gap] * len(values)}]
+    generated = [{"logprobs": moved, "greedy": greedy} for greedy in (True, False)]
+    scored = [{"logprobs": values, "control": [v - control for v in values], "gaps": [g] * len(values)} for g in (gap, drawn)]
     return generated, scored
 
 
 @pytest.mark.parametrize(
     ("changes", "outcome"),
     [({}, "pass"), ({"shift": 0.04}, "pass"), ({"shift": 0.05}, "fail"), ({"shift": math.nan}, "fail"),
-     ({"control": 0.0}, "fail"), ({"gap": 1.0}, "fail")],
+     ({"gap": 1.0}, "fail"), ({"drawn": 0.0}, "fail"), ({"control": 0.0}, "fail")],
 )  # fmt: skip
 def test_generation_against_its_judge(changes: dict[str, float], outcome: str) -> None:
-    """The last but one: a negative control that agrees proves that the comparison sees nothing."""
+    """A sampler that takes the best each time draws nothing; a negative control that agrees proves that nothing is seen."""
     result = Result()
     generation.compare(result, "eager", *rows(**changes))
+    assert result.outcome == outcome
+
+
+@pytest.mark.parametrize(
+    ("change", "attention", "outcome"),
+    [({}, "", "pass"), ({}, "FLASHINFER", "fail"), ({"attention": "FLASHINFER"}, "FLASHINFER", "pass"),
+     ({"compilation": "NONE"}, "", "fail"), ({"compilation": "unknown"}, "", "pass")],
+)  # fmt: skip
+def test_an_engine_that_did_not_compile_is_not_the_compiled_one(
+    change: dict[str, str], attention: str, outcome: str
+) -> None:
+    engine = {"attention": "FLASH_ATTN", "compilation": "VLLM_COMPILE", **change}
+    eager = {**engine, "compilation": "NONE"}
+    result = Result()
+    generation.judge_engines(result, {"eager": eager, "compiled": engine}, attention)
     assert result.outcome == outcome
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -105,6 +106,8 @@ def chosen(options: argparse.Namespace) -> Callable[[], Result] | None:
 def main(argv: Sequence[str]) -> int:
     """Run one check and print its result, or one of the two commands about several."""
     options = parser().parse_args(argv)
+    # A request to end unwinds, so that what was started is ended too.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     check = chosen(options)
     if check is not None:
         return finish(guarded(check))

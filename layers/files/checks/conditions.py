@@ -24,6 +24,10 @@ CACHES = {
     "DG_JIT_CACHE_DIR": "deep-gemm", "TILELANG_CACHE_DIR": "tilelang", "CUDA_CACHE_PATH": "cuda",
     "NUMBA_CACHE_DIR": "numba", "MPLCONFIGDIR": "mpl",
 }  # fmt: skip
+# Variables that win over those above: one that is inherited would lead elsewhere, so it is looked at and dropped.
+OVERRIDES = ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_ASSETS_CACHE", "HF_DATASETS_CACHE", "HF_MODULES_CACHE",
+             "TRANSFORMERS_CACHE", "TORCH_HOME", "VLLM_ASSETS_CACHE", "VLLM_XLA_CACHE_PATH", "FLASHINFER_CUBIN_DIR",
+             "TRITON_DUMP_DIR", "TRITON_OVERRIDE_DIR", "CUTE_DSL_CACHE_DIR")  # fmt: skip
 OFFLINE = {
     "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "FLASHINFER_NO_DOWNLOAD": "1",
     "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "RAY_USAGE_STATS_ENABLED": "0", "WANDB_MODE": "offline",
@@ -81,11 +85,13 @@ def caches(result: Result) -> None:
 
     Sets the variables of ``CACHES`` and ``OFFLINE``, and HOME, in this process's environment.
     """
-    inherited = {name: os.environ[name] for name in CACHES if os.environ.get(name)}
+    inherited = {name: os.environ[name] for name in (*CACHES, *OVERRIDES) if os.environ.get(name)}
     home = os.environ.get("HOME", "")
     places = [*inherited.values(), *(f"{home}/{n}" for n in (".cache", ".triton", ".nv", ".deep_gemm") if home)]
     full = sorted({place for place in places if first_file(Path(place))})
     result.expect(not full, f"caches were not empty at the start: {', '.join(full)}")
+    for name in OVERRIDES:
+        os.environ.pop(name, None)
     root = Path(scratch_folder("nrl-check-"))
     os.environ.update({name: str(root / folder) for name, folder in CACHES.items()})
     os.environ.update(OFFLINE, HOME=str(root / "home"))
@@ -95,11 +101,14 @@ def caches(result: Result) -> None:
 
 
 def first_file(folder: Path) -> str:
-    """Some file below a folder, or nothing; empty folders do not count."""
-    for place, _, files in os.walk(folder):
+    """Some file below a folder, or what cannot be looked into, or nothing; empty folders do not count."""
+    if os.path.isfile(folder):
+        return str(folder)
+    closed: list[OSError] = []
+    for place, _, files in os.walk(folder, onerror=closed.append):
         if files:
             return f"{place}/{files[0]}"
-    return ""
+    return next((str(error.filename) for error in closed if error.errno != errno.ENOENT), "")
 
 
 def cache_files(name: str) -> list[str]:

@@ -10,20 +10,25 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from . import checkpoint
 from .common import CheckFailed, Result, last_json, scratch_folder
-from .conditions import all_conditions
+from .conditions import CACHES, all_conditions
 from .process import run
+from .progress import Progress
 
 PROMPTS, PROMPT_TOKENS, NEW_TOKENS = 8, 24, 32
 # Upstream's unit limit for mean(exp|d|). A bf16 forward of the tiny checkpoint against float32 gives 1.026 and 0.13.
 MEAN_LIMIT, LARGEST = 1.043, 0.5
 # A greedy token may differ from the judge's first choice only where the two best are this close.
 TIE = 0.5
+# Seconds for all parts together; the list gives the check somewhat more, so that it can say itself what was slow.
+LIMIT = 1800.0
+MODES = ("eager", "compiled")
 
 
 def check(judge_python: str, attention: str = "") -> Result:
@@ -38,34 +43,61 @@ def check(judge_python: str, attention: str = "") -> Result:
     if result.reasons:
         return result
     folder = Path(scratch_folder("nrl-generation-"))
-    program(judge_python, "make", folder)
     (folder / "attention").write_text(attention)
-    engines = {mode: program(sys.executable, mode, folder) for mode in ("eager", "compiled")}
-    result.details["engine"] = engines
-    for mode, engine in engines.items():
-        used = engine["attention"]
-        result.expect(attention in ("", used), f"{mode}: attention is {used}, not {attention}")
-    result.details["judge"] = program(judge_python, "score", folder)
-    for mode in ("eager", "compiled"):
+    parts = Parts(result, folder)
+    try:
+        parts.run(judge_python, "make")
+        engines = {mode: parts.run(sys.executable, mode) for mode in MODES}
+        result.details["engine"] = engines
+        judge_engines(result, engines, attention)
+        result.details["judge"] = parts.run(judge_python, "score")
+    except CheckFailed as error:
+        # Not passed on: what is known of the conditions and of the parts before stays in the result.
+        result.add([str(error)])
+        return result
+    for mode in MODES:
         generated, scored = load(folder / f"{mode}.json"), load(folder / f"{mode}-scored.json")
         result.details[mode] = compare(result, mode, generated, scored)
     return result
 
 
-def program(python: str, part_name: str, folder: Path, timeout: float = 600) -> dict[str, Any]:
-    """Run one part in its interpreter; its details.
+def judge_engines(result: Result, engines: Mapping[str, Mapping[str, Any]], attention: str) -> None:
+    """Each engine used the attention that was asked for, and compiled or did not, as far as this vLLM tells."""
+    for mode, engine in engines.items():
+        used, compiled = engine["attention"], engine["compilation"]
+        result.expect(attention in ("", used), f"{mode}: attention is {used}, not {attention}")
+        right = compiled == "unknown" or (compiled == "NONE") == (mode == "eager")
+        result.expect(right, f"{mode}: vLLM's compilation is {compiled}")
 
-    Raises:
-        CheckFailed: it did not pass.
-    """
-    here = str(Path(__file__).resolve().parent)
-    argv = [python, here, "generation-part", part_name, "--folder", str(folder)]
-    done = run(argv, timeout=timeout, env=dict(os.environ))
-    value = last_json(done.stdout)
-    if done.status != 0 or value is None or value.get("outcome") != "pass":
-        why = "took too long" if done.timed_out else (value or {}).get("reason") or done.stderr[-800:]
-        raise CheckFailed(f"{part_name} ({python}) ended with {done.status}: {why}")
-    return dict(value["details"])
+
+class Parts:
+    """The four programs, one after the other, within one limit of time."""
+
+    def __init__(self, result: Result, folder: Path, limit: float = LIMIT) -> None:
+        self.folder = folder
+        self.deadline = time.monotonic() + limit
+        self.seconds: dict[str, float] = result.details.setdefault("seconds", {})
+
+    def run(self, python: str, name: str) -> dict[str, Any]:
+        """Run one part in its interpreter; its details. Its progress goes to standard error.
+
+        Raises:
+            CheckFailed: it did not pass; the reason says whether it hung or was slow.
+        """
+        here = str(Path(__file__).resolve().parent)
+        argv = [python, here, "generation-part", name, "--folder", str(self.folder)]
+        watch = Progress(f"generation: {name}", [Path(os.environ[c]) for c in CACHES if c in os.environ])
+        left = max(1.0, self.deadline - time.monotonic())
+        done = run(argv, timeout=left, env=dict(os.environ), watch=watch)
+        self.seconds[name] = round(done.seconds, 1)
+        value = last_json(done.stdout)
+        if done.timed_out:
+            raise CheckFailed(f"{name} ({python}) {watch.verdict()}; its last words: {done.stderr[-400:]}")
+        if done.status != 0 or value is None or value.get("outcome") != "pass":
+            why = (value or {}).get("reason") or done.stderr[-800:]
+            raise CheckFailed(f"{name} ({python}) ended with {done.status}: {why}")
+        sys.stderr.write(f"generation: {name}: done after {done.seconds:.0f} s\n")
+        return dict(value["details"])
 
 
 def load(path: Path) -> list[dict[str, Any]]:
@@ -90,7 +122,10 @@ def compare(result: Result, mode: str, generated: Sequence[dict[str, Any]], scor
     gaps = [gap for g, s in zip(generated, scored, strict=True) if g["greedy"] for gap in s["gaps"]]
     gap = max(gaps, default=math.inf)
     result.expect(gap <= TIE, f"{mode}: a greedy token is {gap:.3f} behind the judge's best")
-    return {"mean": mean, "largest": largest, "control": [wrong_mean, wrong_largest], "greedy_gap": gap}
+    drawn = [gap > TIE for g, s in zip(generated, scored, strict=True) if not g["greedy"] for gap in s["gaps"]]
+    result.expect(any(drawn), f"{mode}: every sampled token is the judge's best: nothing was drawn")
+    return {"mean": mean, "largest": largest, "control": [wrong_mean, wrong_largest], "greedy_gap": gap,
+            "drawn": sum(drawn)}  # fmt: skip
 
 
 def metric(left: Sequence[float], right: Sequence[float]) -> tuple[float, float]:
@@ -128,7 +163,7 @@ def generate(folder: Path, mode: str) -> dict[str, Any]:
         values = [step[token].logprob for step, token in zip(answer.logprobs, tokens, strict=True)]
         rows.append({"prompt": prompt, "tokens": tokens, "logprobs": values, "greedy": is_greedy})
     (folder / f"{mode}.json").write_text(json.dumps(rows))
-    return {"vllm": vllm.__version__, "attention": attention_of(engine)}
+    return {"vllm": vllm.__version__, "attention": attention_of(engine), "compilation": compilation_of(engine)}
 
 
 def attention_of(engine: Any) -> str:
@@ -140,13 +175,21 @@ def attention_of(engine: Any) -> str:
         return "unknown"
 
 
+def compilation_of(engine: Any) -> str:
+    """How the engine compiled the model, for the receipt; ``unknown`` where this vLLM keeps it elsewhere."""
+    try:
+        return str(engine.llm_engine.vllm_config.compilation_config.mode.name)
+    except AttributeError:
+        return "unknown"
+
+
 def score(folder: Path) -> dict[str, Any]:
     """The judge's log-probabilities, in float32; the control sees each prompt backwards."""
     import torch
     import transformers
 
     model = checkpoint.load(folder / "model", "cuda" if torch.cuda.is_available() else "cpu", torch.float32)
-    for mode in ("eager", "compiled"):
+    for mode in MODES:
         rows = []
         for row in load(folder / f"{mode}.json"):
             sequence, start = row["prompt"] + row["tokens"], len(row["prompt"])

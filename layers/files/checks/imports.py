@@ -7,8 +7,10 @@ import importlib.util
 import os
 import re
 import shutil
+import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 
 from . import inventory as inventories
 from .common import CheckFailed, Result, absent
@@ -47,24 +49,34 @@ def check(tier: str, inventory: str, modules: Sequence[str], gpu: bool) -> Resul
     omitted = {name: reason for name in wanted if (reason := listed.omission(name))}
     result.details["omitted"] = omitted
     result.expect(len(omitted) < len(wanted) or not wanted, "every module of the tier was left out")
-    import_all(result, [name for name in wanted if name not in omitted])
+    import_all(result, [name for name in wanted if name not in omitted], Path(inventory).parent)
     if gpu and "torch" in result.details["imported"]:
         torch_uses_gpus(result)
     return result
 
 
-def import_all(result: Result, names: Sequence[str]) -> None:
-    """Import each; one that fails does not stop the others."""
+def import_all(result: Result, names: Sequence[str], runtime: Path) -> None:
+    """Import each; one that fails does not stop the others, and one from outside of tier and runtime is wrong."""
     found: dict[str, str] = {}
     for name in names:
         try:
             module = importlib.import_module(name)
             found[name] = str(getattr(module, "__version__", ""))
+            result.expect(at_home(module, runtime), f"{name} comes from {module.__file__}, which is not the runtime's")
         except ImportError as error:
             result.add([absent(error)])
         except Exception as error:
             result.add([f"{name}: {type(error).__name__}: {error}"])
     result.details["imported"] = found
+
+
+def at_home(module: ModuleType, runtime: Path) -> bool:
+    """Whether a module lies below this interpreter's prefix or the runtime's; what has no file is built in."""
+    if getattr(module, "__file__", None) is None:
+        return True
+    file = Path(str(module.__file__))
+    homes = [Path(sys.prefix), Path(sys.base_prefix), runtime]
+    return any(file.is_relative_to(home) or file.resolve().is_relative_to(home.resolve()) for home in homes)
 
 
 def torch_uses_gpus(result: Result) -> None:
@@ -90,6 +102,7 @@ def driver_linked(module: str, gpu: bool, inventory: str = "") -> Result:
     if inventory and (why := inventories.read(Path(inventory)).omission(module)):
         result.skipped = why
         return result
+    network(result)
     caches(result)
     try:
         result.details["gpus"] = gpu_facts()["gpus"]

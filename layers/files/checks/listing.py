@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from .generation import LIMIT
 from .imports import DRIVER_LINKED
 from .operators import OPERATORS
 
@@ -79,7 +80,7 @@ def _single(
         found.append(one("relocation", tiers[0], "relocation", *places, "--tier", tiers[0], **gpu))
     if "vllm" in tiers:
         judge = ("--hf-python", f"{prefix}/envs/{trainer}/bin/python3")
-        found.append(one("generation", "vllm", "generation", *judge, **{**gpu, "timeout": 1500}))
+        found.append(one("generation", "vllm", "generation", *judge, **{**gpu, "timeout": LIMIT + 120}))
     if len(tiers) > 1:
         found.append(one("ray_dispatch", tiers[0], "ray_dispatch", "--envs", f"{prefix}/envs", **gpu))
     return found

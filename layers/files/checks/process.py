@@ -8,12 +8,14 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 _PR_SET_CHILD_SUBREAPER = 36
 _KEPT = 1 << 20
+# Seconds between two looks at a program that is watched.
+EVERY = 5.0
 
 
 @dataclass(frozen=True)
@@ -33,12 +35,28 @@ def become_subreaper() -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
+@dataclass(frozen=True)
+class Look:
+    """A running program: seconds so far, the processes that it has, the bytes that it wrote to both streams."""
+
+    seconds: float
+    pids: frozenset[int]
+    written: int
+
+
+Watch = Callable[[Look], bool]
+
+
 def run(
-    argv: Sequence[str], *, timeout: float, env: Mapping[str, str] | None = None, cwd: str | None = None
-) -> Done:
-    """Run a program; at its end or after ``timeout`` seconds, kill all that it started.
+    argv: Sequence[str], *, timeout: float, env: Mapping[str, str] | None = None, cwd: str | None = None,
+    watch: Watch | None = None,
+) -> Done:  # fmt: skip
+    """Run a program; at its end, after ``timeout`` seconds, or when this one is interrupted, kill all that it started.
 
     A program that cannot be started ends with status 127.
+
+    Args:
+        watch: asked every few seconds whether to go on waiting; a no counts as the timeout.
     """
     become_subreaper()
     before = descendants(os.getpid())
@@ -50,15 +68,32 @@ def run(
             )
         except OSError as error:
             return Done(127, "", f"{argv[0]}: {error.strerror}", 0.0, False, 0)
-        timed_out = False
+
+        def look() -> Look:
+            written = sum(os.fstat(file.fileno()).st_size for file in (out, err))
+            return Look(time.monotonic() - started, descendants(os.getpid()) - before, written)
+
         try:
-            process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            timed_out = True
-        seconds = time.monotonic() - started
-        left = kill_tree(process, before)
+            timed_out = not _ends(process, timeout, watch, look)
+        finally:
+            seconds = time.monotonic() - started
+            left = kill_tree(process, before)
         status = process.wait()
         return Done(status if status >= 0 else 128 - status, _tail(out), _tail(err), seconds, timed_out, left)
+
+
+def _ends(process: subprocess.Popen[bytes], timeout: float, watch: Watch | None, look: Callable[[], Look]) -> bool:
+    """Wait; whether the program ended by itself."""
+    deadline = time.monotonic() + timeout
+    while True:
+        left = deadline - time.monotonic()
+        try:
+            process.wait(left if watch is None else min(left, EVERY))
+        except subprocess.TimeoutExpired:
+            if time.monotonic() >= deadline or (watch is not None and not watch(look())):
+                return False
+        else:
+            return True
 
 
 def kill_tree(process: subprocess.Popen[bytes], spared: frozenset[int]) -> int:

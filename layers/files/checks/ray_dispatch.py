@@ -79,7 +79,11 @@ def refuse_unavailable(result: Result) -> None:
         try:
             python = lookup(actor)
         except Exception as error:
-            result.expect(bool(str(error)), f"{actor} raised {type(error).__name__} without a message")
+            # The overlay's own error; a lookup that fails for another reason (KeyError) says no more than the name.
+            words = str(error).replace(actor, "").strip(" '\".:")
+            result.expect(bool(words), f"{actor} raised {type(error).__name__} without a message")
+            wrong = isinstance(error, (LookupError, ImportError, AttributeError))
+            result.expect(not wrong, f"{actor} was not refused, the lookup broke: {type(error).__name__}: {error}")
         else:
             result.add([f"{actor} is not refused: {python}"])
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from .common import Result, finish, guarded, last_json
+from .common import Result, last_json
 from .conditions import all_conditions
 from .process import run
 
@@ -104,10 +104,3 @@ def mapped(maps: str) -> list[str]:
     """
     rows = (line.split(maxsplit=5) for line in maps.splitlines())
     return sorted({row[5] for row in rows if len(row) == 6 and "x" in row[1] and row[5].startswith("/")})
-
-
-def main_probe() -> int:
-    """The probe as a program of its own."""
-    return finish(guarded(probe))
-
-

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from . import listing
-from .common import last_json
+from .common import CheckFailed, last_json
 from .gpu import NoGpu, gpu_facts
 from .process import Done, run
 
@@ -31,32 +31,106 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def main(given: argparse.Namespace) -> int:
-    """Run them; 0 when each passed, or was put off as it may be; 2 when there was nothing to run."""
+    """Run them; 0 when each passed, or was put off as it may be; 2 when nothing was run.
+
+    Interrupted, it says so of the checks that are left, and writes the receipt all the same.
+    """
+    try:
+        wanted = chosen(given)
+        kept = None if given.json is None else Receipt(given.json)
+    except CheckFailed as error:
+        sys.stderr.write(f"checks: {error}\n")
+        return 2
+    receipt = run_all(wanted)
+    print(table(receipt["checks"]), flush=True)
+    if kept is not None and not kept.write(receipt):
+        return 1
+    return 0 if receipt["outcome"] in ("pass", "deferred") else 1
+
+
+def chosen(given: argparse.Namespace) -> list[Mapping[str, Any]]:
+    """The checks that the options ask for.
+
+    Raises:
+        CheckFailed: there are none, or the list is not one.
+    """
     if given.list is not None:
-        found = json.loads(given.list.read_text())["checks"]
+        found = read_list(given.list)
     else:
         tiers = given.tiers.split(",")
         found = listing.checks(given.stage, given.prefix, tiers, given.second, given.gpus, given.module)
-    wanted = [c for c in found if not given.only or c["name"] in given.only]
     unknown = sorted(set(given.only) - {c["name"] for c in found})
+    wanted = [c for c in found if not given.only or c["name"] in given.only]
     if unknown or not wanted:
-        sys.stderr.write(f"checks: no such check: {', '.join(unknown) or 'the list is empty'}\n")
-        return 2
-    receipt = run_all(wanted)
-    print(table(receipt["checks"]))
-    if given.json is not None:
-        with given.json.open("x") as file:
-            json.dump(receipt, file, indent=1, sort_keys=True)
-    return 0 if receipt["outcome"] in ("pass", "deferred") else 1
+        raise CheckFailed(f"no such check: {', '.join(unknown) or 'the list is empty'}")
+    return list(wanted)
+
+
+def read_list(path: Path) -> list[dict[str, Any]]:
+    """A list as ``list`` prints it.
+
+    Raises:
+        CheckFailed: it cannot be read, or it is none.
+    """
+    try:
+        found = json.loads(path.read_text())["checks"]
+        for check in found:
+            words = [check["name"], *check["argv"]]
+            if len(words) < 2 or not all(isinstance(word, str) for word in words):
+                raise TypeError("a check needs a name and a command of words")
+            if not float(check.get("timeout", 600)) > 0:
+                raise ValueError("a timeout is a number of seconds")
+        if len({check["name"] for check in found}) < len(found):
+            raise ValueError("two checks have one name")
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        raise CheckFailed(f"no list of checks at {path}: {type(error).__name__}: {error}") from None
+    return list(found)
+
+
+class Receipt:
+    """A file that will be there whole or not at all, and never in place of another."""
+
+    def __init__(self, path: Path) -> None:
+        """Find out before the checks run whether it can be written.
+
+        Raises:
+            CheckFailed: it cannot.
+        """
+        self.path = path
+        if path.exists() or path.is_symlink():
+            raise CheckFailed(f"{path} is there already, and no receipt is overwritten")
+        try:
+            self.file = tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".receipt-")
+        except OSError as error:
+            raise CheckFailed(f"no receipt can be written to {path}: {error.strerror}") from None
+
+    def write(self, receipt: Mapping[str, Any]) -> bool:
+        """Write it; where that fails after all it goes to standard output, and the answer is no."""
+        with self.file as file:
+            try:
+                json.dump(receipt, file, indent=1, sort_keys=True)
+                file.flush()
+                os.fchmod(file.fileno(), 0o644)
+                os.fsync(file.fileno())
+                os.link(file.name, self.path)
+                return True
+            except OSError as error:
+                sys.stderr.write(f"checks: no receipt at {self.path}: {error.strerror}; here it is instead\n")
+                print(json.dumps(receipt, indent=1, sort_keys=True), flush=True)
+                return False
 
 
 def run_all(checks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The receipt of a run."""
     started = _now()
-    rows = []
+    rows: list[dict[str, Any]] = []
     for check in checks:
         sys.stderr.write(f"{check['name']} ...\n")
-        rows.append(run_one(check))
+        try:
+            rows.append(run_one(check))
+        except (KeyboardInterrupt, SystemExit):
+            rows += [not_run(left, "interrupted" if left is check else "not run") for left in checks[len(rows) :]]
+            break
     outcomes = {row["outcome"] for row in rows}
     overall = "fail" if outcomes - {"pass", "deferred"} else "deferred" if "deferred" in outcomes else "pass"
     return {
@@ -64,12 +138,22 @@ def run_all(checks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def not_run(check: Mapping[str, Any], why: str) -> dict[str, Any]:
+    """The row of a check that somebody's interruption ended or kept from starting."""
+    done = Done(-1, "", "", 0.0, False, 0)
+    return row(check, done, "fail", why, {})
+
+
 def run_one(check: Mapping[str, Any]) -> dict[str, Any]:
     """One check in a process of its own, with temporary files of its own."""
     with tempfile.TemporaryDirectory(prefix="nrl-run-") as folder:
         env = {**os.environ, "TMPDIR": folder, **check.get("env", {})}
         done = run(check["argv"], timeout=float(check.get("timeout", 600)), env=env)
-    outcome, reason, details = verdict(check, done)
+    return row(check, done, *verdict(check, done))
+
+
+def row(check: Mapping[str, Any], done: Done, outcome: str, reason: str, details: Any) -> dict[str, Any]:
+    """What the receipt says about one check."""
     return {
         "name": check["name"], "outcome": outcome, "reason": reason, "seconds": round(done.seconds, 2),
         "argv": list(check["argv"]), "exit": done.status, "left_running": done.left, "details": details,

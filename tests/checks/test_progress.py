@@ -1,0 +1,100 @@
+"""A slow machine is told from a hang, while a program runs and in the reason when it is ended."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import sys
+import time
+from pathlib import Path
+
+import checks_lab  # noqa: F401
+import pytest
+from nrl_checks import generation, process, progress
+from nrl_checks.common import CheckFailed, Result
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "EVERY", 0.1)
+    monkeypatch.setattr(progress, "LINE_EVERY", 0.2)
+
+
+def watched(code: str, timeout: float = 2.5, patience: float = 1.2, *, caches: Path | None = None) -> progress.Progress:
+    watch = progress.Progress("part", [caches] if caches else [], patience)
+    process.run([sys.executable, "-S", "-c", f"import time\n{code}"], timeout=timeout, watch=watch)
+    return watch
+
+
+@pytest.mark.parametrize("code", ["time.sleep(600)", "while True: pass"])
+def test_what_shows_no_sign_is_hung_and_ended_before_its_time(code: str) -> None:
+    """CPU time is no sign: waiting for a GPU burns it."""
+    started = time.monotonic()
+    verdict = watched(code, timeout=60).verdict()
+    assert verdict.startswith("hung: no sign of life for 1 s")
+    assert time.monotonic() - started < 30
+
+
+def test_what_still_writes_is_slow() -> None:
+    verdict = watched("while True: print('x', flush=True); time.sleep(0.2)").verdict()
+    assert verdict.startswith("slow")
+    assert "output" in verdict
+
+
+def test_what_fills_a_cache_is_slow(tmp_path: Path) -> None:
+    code = f"n = 0\nwhile True: open({str(tmp_path)!r} + f'/{{n}}', 'w').close(); n += 1; time.sleep(0.2)"
+    assert "files in the caches" in watched(code, caches=tmp_path).verdict()
+
+
+def test_a_compiler_at_work_is_a_sign(tmp_path: Path) -> None:
+    shutil.copy(shutil.which("sleep") or "", tmp_path / "ptxas")
+    verdict = watched(f"import subprocess; subprocess.run([{str(tmp_path / 'ptxas')!r}, '600'])").verdict()
+    assert verdict.startswith("slow")
+    assert "1 ptxas" in verdict
+
+
+def test_lines_say_where_it_stands(capfd: pytest.CaptureFixture[str]) -> None:
+    watched("while True: print('x', flush=True); time.sleep(0.2)")
+    lines = capfd.readouterr().err.splitlines()
+    assert len(lines) >= 3
+    assert all(line.startswith("part: ") and "last sign" in line for line in lines)
+
+
+def stand_in(folder: Path, code: str) -> str:
+    """An interpreter that runs this instead of a part."""
+    path = folder / "python"
+    path.write_text(f"#!/bin/sh\n{code}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_a_part_that_hangs_is_named_and_its_last_words_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generation, "Progress", functools.partial(progress.Progress, patience=1.0))
+    result = Result()
+    parts = generation.Parts(result, tmp_path)
+    with pytest.raises(CheckFailed, match=r"eager \(.*hung: no sign.*last words: loading"):
+        parts.run(stand_in(tmp_path, "echo loading >&2; exec sleep 600"), "eager")
+    assert result.details["seconds"]["eager"] >= 1
+
+
+def test_parts_share_one_limit(tmp_path: Path) -> None:
+    """A part that has too little of it left is slow, not failed for a reason of its own."""
+    parts = generation.Parts(Result(), tmp_path, limit=2.0)
+    done = stand_in(tmp_path, """sleep 1.5; echo '{"outcome": "pass", "details": {"n": 1}}'""")
+    assert parts.run(done, "make") == {"n": 1}
+    with pytest.raises(CheckFailed, match=r"eager \(.*slow: "):
+        parts.run(done, "eager")
+
+
+def test_the_list_gives_the_check_more_than_its_parts_take() -> None:
+    from nrl_checks import listing
+
+    found = {c["name"]: c for c in listing.checks("single", "/opt/rt", ["base", "vllm"])}
+    assert found["generation"]["timeout"] > generation.LIMIT + process.EVERY
+
+
+def test_what_cannot_be_seen_is_no_sign() -> None:
+    gone = 2**22 + 1
+    assert (progress.cpu_seconds(gone), progress.bytes_read(gone), progress.program(gone)) == (0.0, 0, "")
+    assert progress.bytes_read(os.getpid()) >= 0
