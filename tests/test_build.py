@@ -16,14 +16,16 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from oci_builder.build import FILES, BuildOptions, build
+from oci_builder.build import FILES, MOST_THREADS, BuildOptions, build
 from oci_builder.model.errors import OciBuilderError
+from oci_builder.model.events import Event
 from oci_builder.rootfs import host
 from oci_builder.verify import VerifyOptions, verify_archives
 from tests.conftest import Built, build_small, small_tiers, write_spec
@@ -106,7 +108,28 @@ def test_the_bytes_do_not_depend_on_the_umask(quick: Built, tmp_path: Path, umas
     assert digests(tmp_path / "out") == digests(quick.out)
 
 
-@pytest.mark.parametrize("jobs", ["1", "2", "8"])
+def test_memory_does_not_grow_with_the_jobs_for_ever(tmp_path: Path) -> None:
+    """Each compressing thread holds blocks of its own: on a machine of 32 cores and more they are not all used."""
+    tier = tmp_path / "tier"
+    tier.mkdir()
+    # Small blocks of text take longest to compress, so that every thread that may start does.
+    text = b" ".join(b"%x" % (n * 2654435761 % 2**32) for n in range(100_000))
+    for number in range(60):
+        (tier / f"{number}.txt").write_bytes(b"%d" % number + text)
+    spec = tmp_path / "spec.json"
+    spec.write_text(json.dumps({"name": "t", "tag": "r1", "epoch": 0, "base": {"scratch": True}, "prefix": "/opt/t",
+                                "tiers": {"base": {"path": "tier"}}}))  # fmt: skip
+    most = 0
+
+    def count(event: Event) -> None:
+        nonlocal most
+        most = max(most, sum(thread.name.startswith("compress") for thread in threading.enumerate()))
+
+    build(spec, tmp_path / "out", BuildOptions(tmp_path / "cache", jobs=64), count)
+    assert 1 < most <= MOST_THREADS
+
+
+@pytest.mark.parametrize("jobs", ["1", "2", "8", "64"])
 def test_the_bytes_do_not_depend_on_the_jobs(quick: Built, tmp_path: Path, jobs: str) -> None:
     run(quick.spec, tmp_path / "out", tmp_path / "cache", "--jobs", jobs)
     assert digests(tmp_path / "out") == digests(quick.out)

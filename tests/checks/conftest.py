@@ -1,11 +1,19 @@
-"""Fixtures of the checks' tests."""
+"""Fixtures of the checks' tests.
+
+``OCI_BUILDER_TORCH`` names a folder of packages with torch and transformers for this Python, such as the site-packages
+of a built tier; then the negative controls run too, on the CPU.
+"""
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 
 import pytest
+
+# Behind this environment's own packages, so that the rest of the tests is not another's.
+sys.path += filter(None, [os.environ.get("OCI_BUILDER_TORCH")])
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ from typing import Any
 import checks_lab  # noqa: F401
 import pytest
 
-torch = pytest.importorskip("torch")
+torch = pytest.importorskip("torch", reason="needs torch: see conftest.py for OCI_BUILDER_TORCH")
 
 import torch.distributed as dist  # noqa: E402
 from nrl_checks import checkpoint, generation, nccl, nccl_rank, training  # noqa: E402

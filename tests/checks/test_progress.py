@@ -11,7 +11,7 @@ from pathlib import Path
 
 import checks_lab  # noqa: F401
 import pytest
-from nrl_checks import generation, process, progress
+from nrl_checks import generation, process, progress, runner
 from nrl_checks.common import CheckFailed, Result
 
 
@@ -59,6 +59,26 @@ def test_lines_say_where_it_stands(capfd: pytest.CaptureFixture[str]) -> None:
     lines = capfd.readouterr().err.splitlines()
     assert len(lines) >= 3
     assert all(line.startswith("part: ") and "last sign" in line for line in lines)
+
+
+def test_the_last_words_are_shown_and_move_no_terminal(capfd: pytest.CaptureFixture[str]) -> None:
+    """What the program writes afterwards stands behind, not in the middle."""
+    code = r"import sys; print('loading\x1b[2J weights', file=sys.stderr, flush=True); time.sleep(1); sys.stderr.write('end')"
+    done = process.run([sys.executable, "-S", "-c", f"import time\n{code}"], timeout=30, watch=progress.Progress("part"))
+    assert "it says: loading?[2J weights\n" in capfd.readouterr().err
+    assert done.stderr == "loading\x1b[2J weights\nend"
+
+
+def test_a_check_that_ran_out_of_time_says_what_it_did_last() -> None:
+    argv = [sys.executable, "-S", "-c", "import time\nwhile True: print('x', flush=True); time.sleep(0.1)"]
+    row = runner.run_one({"name": "slow", "argv": argv, "timeout": 1.5})
+    assert "not done after 1.5 seconds" in row["reason"]
+    assert "ago: output" in row["reason"]
+
+
+def test_a_reason_is_one_line_of_the_table() -> None:
+    row = {"name": "a", "outcome": "fail", "seconds": 1.0, "reason": "first\nsecond\x1b[31m\tthird"}
+    assert runner.table([row]).splitlines()[0].endswith("s  first second?[31m third")
 
 
 def stand_in(folder: Path, code: str) -> str:

@@ -37,11 +37,12 @@ def become_subreaper() -> None:
 
 @dataclass(frozen=True)
 class Look:
-    """A running program: seconds so far, the processes that it has, the bytes that it wrote to both streams."""
+    """A running program: seconds so far, its processes, the bytes that it wrote to both streams, its last words."""
 
     seconds: float
     pids: frozenset[int]
     written: int
+    words: str = ""
 
 
 Watch = Callable[[Look], bool]
@@ -70,8 +71,11 @@ def run(
             return Done(127, "", f"{argv[0]}: {error.strerror}", 0.0, False, 0)
 
         def look() -> Look:
-            written = sum(os.fstat(file.fileno()).st_size for file in (out, err))
-            return Look(time.monotonic() - started, descendants(os.getpid()) - before, written)
+            sizes = [os.fstat(file.fileno()).st_size for file in (out, err)]
+            # By place: the program writes at the offset that a read would move.
+            end = os.pread(err.fileno(), 400, max(0, sizes[1] - 400)).decode("utf-8", "replace")
+            words = (end.split("\n") if end.endswith("\n") else [*end.split("\n"), ""])[-2:][0]
+            return Look(time.monotonic() - started, descendants(os.getpid()) - before, sum(sizes), words)
 
         try:
             timed_out = not _ends(process, timeout, watch, look)

@@ -38,6 +38,7 @@ class Progress:
     seconds: float = 0.0
     stuck: bool = False
     sign: str = "it started"
+    said: str = ""
     _printed: float = 0.0
     _cpu: float = 0.0
     _rate: float = 0.0
@@ -46,6 +47,7 @@ class Progress:
     def __call__(self, look: Look) -> bool:
         """Note what changed; whether there is still hope."""
         passed, self.seconds = look.seconds - self.seconds, look.seconds
+        self.said = look.words
         cpu = sum(map(cpu_seconds, look.pids))
         self._rate, self._cpu = max(0.0, cpu - self._cpu) / max(passed, 1e-3), cpu
         if signs := self._signs(look):
@@ -53,7 +55,8 @@ class Progress:
         self.stuck = look.seconds - self.last_sign > self.patience
         if look.seconds - self._printed >= LINE_EVERY:
             self._printed = look.seconds
-            sys.stderr.write(f"{self.name}: {self.words()}\n")
+            said = f"; it says: {one_line(self.said)[-120:]}" if self.said.strip() else ""
+            sys.stderr.write(f"{self.name}: {self.words()}{said}\n")
             sys.stderr.flush()
         return not self.stuck
 
@@ -81,6 +84,11 @@ class Progress:
         if self.stuck:
             return f"hung: no sign of life for {self.seconds - self.last_sign:.0f} s ({self.words()})"
         return f"slow: it still got on when its time was over ({self.words()})"
+
+
+def one_line(text: str) -> str:
+    """Text that a terminal shows in one line and is not moved by."""
+    return "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))
 
 
 def cpu_seconds(pid: int) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import platform
 import sys
@@ -17,6 +18,7 @@ from . import listing
 from .common import CheckFailed, last_json
 from .gpu import NoGpu, gpu_facts
 from .process import Done, run
+from .progress import Progress, one_line
 
 SCHEMA = "nrl-checks/1"
 OUTCOMES = ("pass", "fail", "deferred", "skipped")
@@ -148,8 +150,10 @@ def run_one(check: Mapping[str, Any]) -> dict[str, Any]:
     """One check in a process of its own, with temporary files of its own."""
     with tempfile.TemporaryDirectory(prefix="nrl-run-") as folder:
         env = {**os.environ, "TMPDIR": folder, **check.get("env", {})}
-        done = run(check["argv"], timeout=float(check.get("timeout", 600)), env=env)
-    return row(check, done, *verdict(check, done))
+        watch = Progress(check["name"], [Path(folder)], patience=math.inf)
+        done = run(check["argv"], timeout=float(check.get("timeout", 600)), env=env, watch=watch)
+    outcome, reason, details = verdict(check, done)
+    return row(check, done, outcome, f"{reason} ({watch.words()})" if done.timed_out else reason, details)
 
 
 def row(check: Mapping[str, Any], done: Done, outcome: str, reason: str, details: Any) -> dict[str, Any]:
@@ -180,7 +184,9 @@ def verdict(check: Mapping[str, Any], done: Done) -> tuple[str, str, Any]:
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """One line a check, and the count."""
     width = max(len(row["name"]) for row in rows)
-    lines = [f"{r['outcome']:<8} {r['name']:<{width}} {r['seconds']:8.1f} s  {r['reason'][:160]}" for r in rows]
+    reasons = [one_line(row["reason"])[:160] for row in rows]
+    told = zip(rows, reasons, strict=True)
+    lines = [f"{r['outcome']:<8} {r['name']:<{width}} {r['seconds']:8.1f} s  {reason}" for r, reason in told]
     counts = {outcome: sum(r["outcome"] == outcome for r in rows) for outcome in OUTCOMES}
     summary = ", ".join(f"{count} {outcome}" for outcome, count in counts.items() if count)
     return "\n".join([*map(str.rstrip, lines), f"{len(rows)} checks: {summary}"])
