@@ -6,6 +6,7 @@ container: what a failed stage left there is moved to the volume, as far as it i
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import socket
@@ -99,7 +100,7 @@ def answer(name: str, sent: Mapping[str, Any]) -> dict[str, Any]:
     except OciBuilderError as error:
         return {**result, **_told(error), "release": ""}
     text = folder_text(after) if after != before else ""
-    if len(text) + len(result["left"]) > LARGEST_ANSWER:
+    if text and len(text) + len(json.dumps(result)) > LARGEST_ANSWER:
         return {**result, **_too_large(text, Path(request["cache"], "answers", f"{name}-{sent['attempt']}"))}
     return {**result, "release": text}
 

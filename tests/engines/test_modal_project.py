@@ -305,7 +305,10 @@ def test_a_gpu_that_is_not_seen_is_told_with_driver_and_sandbox(
     assert found["facts"]["modal"]["driver"] == "580.95.05"
 
 
-def test_an_answer_that_is_too_large_stays_on_the_volume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("limit", "said"), [(10, 0), (1_900_000, 1_900_000)], ids=["folder", "with-the-result"])
+def test_an_answer_that_is_too_large_stays_on_the_volume(
+    limit: int, said: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A container without network can answer with one message only; the stage's work is not lost with it."""
     (tmp_path / "releases/r1/receipts").mkdir(parents=True)
     (tmp_path / "here/one").mkdir(parents=True)
@@ -314,7 +317,7 @@ def test_an_answer_that_is_too_large_stays_on_the_volume(tmp_path: Path, monkeyp
         request(write_spec(tmp_path / "here"), release=str(tmp_path / "releases/r1"), attempt="a"), tmp_path / "inputs.tar"
     )
     monkeypatch.setattr(modal_container, "ARCHIVE", str(tmp_path / "inputs.tar"))
-    monkeypatch.setattr(modal_container, "LARGEST_ANSWER", 10)
+    monkeypatch.setattr(modal_container, "LARGEST_ANSWER", limit)
     monkeypatch.setattr(modal_container, "find_stage", lambda _n: replace(STAGES["build"], needs=STAGES["nccl8"].needs))
     monkeypatch.setattr(modal_container, "require_gpus", lambda *_a: None)
     monkeypatch.setattr(modal_container, "prove_no_network", dict)
@@ -322,7 +325,7 @@ def test_an_answer_that_is_too_large_stays_on_the_volume(tmp_path: Path, monkeyp
 
     def stage(_name: str, asked: dict[str, Any], *_rest: object) -> dict[str, Any]:
         (Path(asked["release"]) / "receipts/new.json").write_text("made here")
-        return {"outcome": "pass", "exit": 0, "notes": [], "receipt_path": "", "kept": "", "error": None}
+        return {"outcome": "pass", "exit": 0, "notes": ["x" * said], "receipt_path": "", "kept": "", "error": None}
 
     monkeypatch.setattr(modal_container, "run_stage", stage)
     found = modal_container.answer("nccl8", {**sent, "out": "r1"})
