@@ -394,5 +394,5 @@ def _problem(problem: Any) -> str:
     place = ".".join(_key(p) for p in _place(problem)) or "(the whole spec)"
     if problem["type"] == "missing" and place == "base.digest":
         text = "a tag without a digest is refused; add the digest that the tag has today"
-    got = _shown(problem)
-    return f"{place}: {text}" + (f" (got {got})" if got else "")
+    got = f" (got {_shown(problem)})" if _shown(problem) else ""
+    return f"{place}: {text.removesuffix(got)}{got}"
