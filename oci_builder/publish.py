@@ -13,7 +13,7 @@ from oci_builder.model.events import Emit, silent
 from oci_builder.model.limits import DEFAULT_LIMITS
 from oci_builder.model.receipts import Check
 from oci_builder.release.delivery import Judge, Publication, delivery_receipt, keep, refuse_secrets, require_trusted
-from oci_builder.release.files import read_file
+from oci_builder.release.files import read_file, require_writable
 from oci_builder.release.folder import QUALIFICATION
 from oci_builder.release.host import stamp, utc_now
 from oci_builder.release.parts import Part, checksums, hash_parts, plan_parts
@@ -47,6 +47,7 @@ def publish(what: Publication, target: HubTarget, emit: Emit = silent) -> Delive
     """
     started = stamp()
     what.folder.require_own_files()
+    require_writable(what.folder.receipts)
     require_trusted(what, utc_now(), emit)
     wholes, parts = _archive_parts(what)
     records = _records(what)

@@ -9,17 +9,19 @@ from typing import Any
 
 from oci_builder.model.digest import Digest
 from oci_builder.model.documents import Descriptor
-from oci_builder.model.errors import IntegrityError, SpecError
-from oci_builder.model.events import Emit, silent
+from oci_builder.model.errors import IntegrityError, SpecError, TransportError
+from oci_builder.model.events import Emit, Event, silent
 from oci_builder.model.receipts import OCI, Check
 from oci_builder.release.attach import DSSE, RECEIPT_ARTIFACT, Artifact, artifact_of, artifacts, attach
 from oci_builder.release.delivery import Publication, delivery_receipt, keep, refuse_secrets, require_trusted
+from oci_builder.release.files import require_writable
 from oci_builder.release.folder import QUALIFICATION
 from oci_builder.release.host import stamp, utc_now
 from oci_builder.release.parts import hash_parts, plan_parts
 from oci_builder.transports.registry import RegistryClient
 from oci_builder.transports.registry_artifacts import ArtifactRegistry
 from oci_builder.transports.registry_image import prove_image, push_image
+from oci_builder.transports.registry_manifests import get_manifest
 from oci_builder.transports.registry_policy import RegistryOptions
 from oci_builder.transports.registry_reference import parse_reference
 from oci_builder.transports.registry_source import PushSource
@@ -61,6 +63,7 @@ def publish_registry(
     started = stamp()
     target = parse_reference(reference)
     what.folder.require_own_files()
+    require_writable(what.folder.receipts)
     require_trusted(what, utc_now(), emit)
     subjects, manifest = _recorded(what)
     if target.digest not in (None, manifest):
@@ -75,8 +78,11 @@ def publish_registry(
                 expected=manifest, actual=subject.digest,
             )  # fmt: skip
         with RegistryClient(target, options or RegistryOptions(), "pull,push", emit) as client:
+            before = _named(client, target.tag)
             push_image(client, source, (target.tag,) if target.tag else (), emit)
             prove_image(client, source, emit)
+            if before not in (None, manifest):
+                emit(Event("warning", "publish", message=f"{target.tag} named {before} before, and now this image"))
             registry = ArtifactRegistry(client, emit)
             pushed = attach(registry, _plain(subject), evidence, emit)
             checks += [Check(name=name, outcome="pass") for name in ("pushed", "pulled-back", "referrers")]
@@ -91,6 +97,16 @@ def publish_registry(
             last += [a for a in artifacts(what.folder) if QUALIFICATION in a.files]
             pushed += attach(registry, _plain(subject), last, emit)
     return RegistryDelivery(f"{target.name}@{manifest}", manifest, pushed, receipt)
+
+
+def _named(client: RegistryClient, tag: str | None) -> Digest | None:
+    """What a tag names; None where it names nothing, or does not say."""
+    if not tag:
+        return None
+    try:
+        return Digest.of(get_manifest(client, tag)[0])
+    except TransportError:
+        return None
 
 
 def _recorded(what: Publication) -> tuple[dict[str, str], Digest]:

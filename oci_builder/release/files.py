@@ -113,6 +113,15 @@ def write_result(path: Path, data: bytes) -> None:
         replace_file(path, data)
 
 
+def require_writable(folder: Path) -> None:
+    """Find out that a folder cannot be written to before hours of work have a result that belongs there.
+
+    Raises:
+        TransportError: ``io.*``.
+    """
+    _remove(_write_temp(folder / "probe", b"", 0o600))
+
+
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """One writer at a time in a folder; the lock ends with its process. Not to be nested.

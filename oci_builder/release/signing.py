@@ -18,7 +18,7 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from oci_builder.model.errors import ConflictError, FormatError, PolicyError, show
+from oci_builder.model.errors import ConflictError, FormatError, OciBuilderError, PolicyError, show
 from oci_builder.model.gates import TrustedKey, TrustPolicy, key_id
 from oci_builder.model.jsontext import dump_json
 from oci_builder.model.receipts import PAYLOAD_TYPE, Envelope
@@ -89,7 +89,11 @@ def save_key(key: SigningKey, path: Path) -> Path:
         serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
     )
     create_exclusively(path, private_pem, mode=0o600, code="key.exists")
-    create_exclusively(public, public_pem, mode=0o644, code="key.exists")
+    try:
+        create_exclusively(public, public_pem, mode=0o644, code="key.exists")
+    except OciBuilderError:
+        path.unlink(missing_ok=True)  # alone it would stand in the way of the next try
+        raise
     return public
 
 

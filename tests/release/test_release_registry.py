@@ -188,3 +188,26 @@ def _credential(password: str) -> object:
     from oci_builder.transports.credentials import Credential
 
     return Credential(LOGIN[0], password)
+
+
+def test_a_tag_that_named_another_image_is_told(name: str, release: Publication, tmp_path: Path) -> None:
+    """Whoever pulls by tag gets another image from now on."""
+    events: list[str] = []
+    publish_registry(release, name, QUICK, lambda event: events.append(event.message))
+    publish_registry(release, name, QUICK, lambda event: events.append(event.message))
+    assert not [text for text in events if "before" in text]
+    other = make_release(tmp_path / "other", labels={"x": "another"})
+    publish_registry(other, name, QUICK, lambda event: events.append(event.message))
+    assert len([text for text in events if "before, and now this image" in text]) == 1
+
+
+def test_a_folder_that_takes_no_receipt_is_told_before_anything_is_sent(
+    name: str, release: Publication, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise TransportError("io.readonly", "read-only")
+
+    monkeypatch.setattr("oci_builder.release.files._write_temp", full)
+    with pytest.raises(TransportError) as caught:
+        publish_registry(release, "127.0.0.1:1/x:t", QUICK)
+    assert caught.value.code == "io.readonly"

@@ -9,14 +9,23 @@ import shutil
 import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oci_builder.model.errors import ConflictError, FormatError, OciBuilderError, PolicyError, SpecError
+from oci_builder.model.errors import (
+    ConflictError,
+    FormatError,
+    OciBuilderError,
+    PolicyError,
+    SpecError,
+    TransportError,
+)
 from oci_builder.model.gates import parse_trust
 from oci_builder.model.receipts import PORTABLE, parse_statement
+from oci_builder.release import signing
 from oci_builder.release.receipts import Answer, Verdict, judge, write_receipt
 from oci_builder.release.signing import SigningKey, load_key, load_public, pae, save_key
 from tests.release.helpers import NOW, SUBJECTS, new_key, policy, receipt, signed, trusted
@@ -326,3 +335,20 @@ def test_a_wrong_trust_policy_is_refused(value: object, code: str) -> None:
     with pytest.raises(OciBuilderError) as caught:
         parse_trust(json.dumps(value).encode())
     assert (caught.value.code, isinstance(caught.value, FormatError | SpecError)) == (code, True)
+
+
+def test_a_key_without_its_public_half_is_not_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that is full after the first file."""
+    real = signing.create_exclusively
+
+    def full(path: Path, data: bytes, **more: Any) -> None:
+        if path.suffix == ".pub":
+            raise TransportError("io.space", "full")
+        real(path, data, **more)
+
+    monkeypatch.setattr(signing, "create_exclusively", full)
+    with pytest.raises(TransportError):
+        save_key(new_key(), tmp_path / "k")
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.undo()
+    save_key(new_key(), tmp_path / "k")
