@@ -108,3 +108,18 @@ def test_a_receipt_that_cannot_be_written_is_said_before_any_check_runs(
     done = run(tmp_path, "verify", archive, "--exec", "--checks", checks(tmp_path, OK), "--receipt", tmp_path / place)
     assert done.returncode == status
     assert "container-exec" not in done.stdout
+
+
+NO_OVERLAY = """
+import oci_builder.execution.run as run
+from oci_builder.cli import main
+run.run_in = lambda *_: run.ExitStatus(7, "", "", {"sandbox": {"root": "%s"}})
+main()
+"""
+
+
+@pytest.mark.parametrize(("kind", "said"), [("direct", True), ("overlay", False)])
+def test_it_is_said_that_a_program_wrote_to_the_folder_itself(tmp_path: Path, kind: str, said: bool) -> None:
+    (tmp_path / "root").mkdir()
+    done = run(tmp_path, "exec", tmp_path / "root", "--", "true", program=NO_OVERLAY % kind)
+    assert (done.returncode, "no overlay" in done.stderr) == (7, said)
