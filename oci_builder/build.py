@@ -98,6 +98,8 @@ def build(spec_path: Path, out: Path, options: BuildOptions, emit: Emit = silent
     spec = load_spec(spec_path)
     folder = spec_path.absolute().parent
     check_places(spec, folder, out, options.cache)
+    # Programs run in other folders, and an audit looks for whole paths.
+    options = replace(options, cache=options.cache.absolute())
     try:
         out.mkdir(parents=True, exist_ok=True)
         options.cache.mkdir(parents=True, exist_ok=True)

@@ -95,6 +95,16 @@ def test_an_environment_of_uv_brings_inventory_and_licences(place: Path) -> None
     assert {"opt/rt/inventory-base.json", "opt/rt/licences/index.json", "opt/rt/licences/THIRD-PARTY.md"} < portable
 
 
+def test_a_cache_that_is_named_relatively_is_as_good(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs that prove an environment run in another folder."""
+    (place / "base.txt").write_text("")
+    spec = {"name": "n", "tag": "t", "base": {"scratch": True}, "prefix": "/opt/rt", "tiers": {"base": {"requirements": "base.txt"}}}
+    (place / "spec.json").write_text(json.dumps(spec))
+    monkeypatch.chdir(place)
+    build(Path("spec.json"), Path("out"), BuildOptions(Path("cache"), 2))
+    assert {"opt/rt/python/bin", "opt/rt/envs/base/bin/python"} < names(place / "out/runtime.tar.gz")
+
+
 def test_an_output_inside_a_tier_is_refused(place: Path) -> None:
     spec = {"name": "n", "tag": "t", "base": {"scratch": True}, "prefix": "/opt/rt", "tiers": {"base": {"path": "tier"}}}
     (place / "spec.json").write_text(json.dumps(spec))
