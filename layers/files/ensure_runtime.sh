@@ -211,12 +211,15 @@ ask() { # url arguments…; sets ANSWER
   local url=$1 out status
   shift
   ANSWER='' LOADING=yes CHILD=starting
-  exec {out}< <(exec curl -q --silent --show-error --noproxy '' --proto '=https' --connect-timeout 30 --globoff -K - "$@" \
-    < <(settings "$url") 9>&-)
+  # A pipe of this shell's own: what curl says is small. A substitution's status is not known to every Bash.
+  exec {out}<> <(:)
+  curl -q --silent --show-error --noproxy '' --proto '=https' --connect-timeout 30 --globoff -K - "$@" \
+    < <(settings "$url") >&"$out" 9>&- &
   CHILD=$!
   wait "$CHILD"
   status=$?
   CHILD='' LOADING=''
+  printf '\0' >&"$out"
   IFS= read -r -d '' ANSWER <&"$out"
   exec {out}<&-
   return "$status"
