@@ -21,6 +21,7 @@ from urllib.parse import quote
 
 from oci_builder.model.errors import ConflictError, IntegrityError, OciBuilderError, TransportError, show
 from oci_builder.model.redact import redact, redact_value
+from oci_builder.release.files import io_error
 
 _ATTEMPTS = 5
 _TIMEOUT = 300.0
@@ -117,6 +118,7 @@ class Hub:
         from huggingface_hub import CommitOperationAdd
 
         source: Any = file["path"]
+        os.stat(source)  # the client makes a ValueError of a file that is not there
         if not file["whole"]:
             source = io.BufferedReader(_Range(file["path"], file["offset"], file["size"]), _BLOCK)
         operation = CommitOperationAdd(file["name"], source)
@@ -270,6 +272,8 @@ def as_ours(error: BaseException) -> OciBuilderError:
         return TransportError("hub.missing", "huggingface_hub is not installed; install oci-builder[hub]")
     # The client wraps what went wrong with a file in a RuntimeError.
     cause = error.__cause__ if isinstance(error, RuntimeError) and error.__cause__ else error
+    if isinstance(cause, OSError) and cause.filename is not None:
+        return io_error(cause, str(cause.filename))  # a file of ours, not the network
     status = _status(cause)
     if status in (401, 403):
         return TransportError("auth", f"the Hub refused the token ({status}); set HF_TOKEN to one that may write")

@@ -243,6 +243,14 @@ def test_a_file_that_changes_after_it_was_hashed_is_refused(hub: FakeHub, tmp_pa
     assert len(hub.commits) == 1
 
 
+def test_a_file_that_went_away_is_no_fault_of_the_network(hub: FakeHub, tmp_path: Path) -> None:
+    parts = parts_of(tmp_path, a=3000)
+    parts[0].source.unlink()
+    with pytest.raises(TransportError) as caught:
+        commit_files(target(hub), parts, "m")
+    assert caught.value.code == "io.error" and parts[0].source.name in caught.value.message
+
+
 def test_only_the_subprocess_goes_online(hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The parent may be offline, and does not even import the client."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
