@@ -39,6 +39,7 @@ def test_two_ranks_that_agree() -> None:
      {"bus_gb_s": math.nan}, {"losses": [math.nan, math.nan]}, {"uuid": "GPU-7"}],
 )  # fmt: skip
 def test_one_rank_that_differs(change: dict[str, Any]) -> None:
+    """B179 among them: every rank reports one device."""
     assert judged(report(0), {**report(1), **change}) == "fail"
 
 

@@ -59,6 +59,7 @@ class Properties:
         self.assertEqual(int(line.split()[1], 16) & ~0xA00405FB, 0)
 
     def test_what_a_check_writes_is_gone_for_the_next(self) -> None:
+        """B178: segments that a killed exchange leaves in /dev/shm among it; a sandbox has a /dev/shm of its own."""
         script = "ls /made /tmp/made /dev/shm/made /run/made; echo x > /made; echo x >/tmp/made; echo x >/dev/shm/made"
         checks = [{"name": n, "argv": ["/bin/sh", "-c", script + "; echo x >/run/made"]} for n in ("first", "second")]
         receipt = self.run_checks(*checks, status=0)
