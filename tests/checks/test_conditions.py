@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from checks_lab import fake_driver, run_check
+from checks_lab import FILES, fake_driver, run_check
 from nrl_checks import conditions, gpu, imports
 from nrl_checks.common import Result
 
@@ -145,3 +145,9 @@ def test_an_open_network_fails_the_import_of_a_module_as_well(tmp_path: Path, mo
     monkeypatch.setenv("NRL_CHECK_LIBCUDA", str(fake_driver(tmp_path)))
     monkeypatch.setattr(conditions, "interfaces_up", lambda: ["eth0", "lo"])
     assert "interfaces besides loopback" in "; ".join(imports.driver_linked("json", gpu=True).reasons)
+
+
+def test_check_runtime_hands_on_none_of_a_user_s_own_caches() -> None:
+    """They would fail every check that it runs on a workstation."""
+    text = (FILES / "runtime_check/shipped.py").read_text()
+    assert all(f'"{name}"' in text for name in conditions.OVERRIDES)

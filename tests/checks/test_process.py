@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import time
+from typing import Any
 
 import checks_lab  # noqa: F401
+import pytest
 from nrl_checks import process, runner
 
 _ESCAPES = """
@@ -38,6 +41,19 @@ def test_what_a_program_leaves_running_is_killed_at_its_end() -> None:
     before = alive_below()
     done = process.run(python(_ESCAPES.format(wait=0)), timeout=30)
     assert (done.status, done.timed_out, done.left) == (0, False, 1)
+    assert alive_below() == before
+
+
+def test_an_interruption_while_a_program_starts_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted(subprocess.Popen):  # type: ignore[type-arg]
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            raise KeyboardInterrupt
+
+    before = alive_below()
+    monkeypatch.setattr(subprocess, "Popen", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        process.run(python("import time; time.sleep(600)"), timeout=30)
     assert alive_below() == before
 
 

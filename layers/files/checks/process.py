@@ -62,13 +62,8 @@ def run(
     become_subreaper()
     before = descendants(os.getpid())
     started = time.monotonic()
+    process = None
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        try:
-            process = subprocess.Popen(
-                argv, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=env, cwd=cwd, start_new_session=True
-            )
-        except OSError as error:
-            return Done(127, "", f"{argv[0]}: {error.strerror}", 0.0, False, 0)
 
         def look() -> Look:
             sizes = [os.fstat(file.fileno()).st_size for file in (out, err)]
@@ -78,9 +73,15 @@ def run(
             return Look(time.monotonic() - started, descendants(os.getpid()) - before, sum(sizes), words)
 
         try:
+            process = subprocess.Popen(
+                argv, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=env, cwd=cwd, start_new_session=True
+            )
             timed_out = not _ends(process, timeout, watch, look)
-        finally:
             seconds = time.monotonic() - started
+        except OSError as error:
+            return Done(127, "", f"{argv[0]}: {error.strerror}", 0.0, False, 0)
+        finally:
+            # Also what an interruption found half started.
             left = kill_tree(process, before)
         status = process.wait()
         return Done(status if status >= 0 else 128 - status, _tail(out), _tail(err), seconds, timed_out, left)
@@ -100,13 +101,14 @@ def _ends(process: subprocess.Popen[bytes], timeout: float, watch: Watch | None,
             return True
 
 
-def kill_tree(process: subprocess.Popen[bytes], spared: frozenset[int]) -> int:
+def kill_tree(process: subprocess.Popen[bytes] | None, spared: frozenset[int]) -> int:
     """Kill the descendants of this process that are not spared, until none is left; how many there were."""
     seen: set[int] = set()
+    own = set() if process is None else {process.pid}
     for _ in range(1000):
         found = descendants(os.getpid()) - spared
-        if process.poll() is not None:
-            found -= {process.pid}
+        if process is not None and process.poll() is not None:
+            found -= own
         if not found:
             break
         seen |= found
@@ -115,9 +117,9 @@ def kill_tree(process: subprocess.Popen[bytes], spared: frozenset[int]) -> int:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 pass
-        _reap(found - {process.pid})
+        _reap(found - own)
         time.sleep(0.01)
-    return len(seen - {process.pid})
+    return len(seen - own)
 
 
 def descendants(root: int) -> frozenset[int]:
