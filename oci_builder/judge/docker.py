@@ -26,8 +26,10 @@ def docker_view(graph: Graph) -> list[ImageView]:
         where = f"{graph.findings.where}: manifest.json"
         value = graph.document(member, "manifest.json", most=graph.options.limits.docker_manifest)
         if not isinstance(value, list):
+            # skopeo's and podman's "dir:" has a manifest under this name.
+            hint = "; this is a manifest, as in a folder of dir: copy that to oci:" if "layers" in (value or ()) else ""
             raise FormatError(
-                "json.field", f"{where}: expected a list of images", where=where, actual=show(repr(value)[:60])
+                "json.field", f"{where}: expected a list of images{hint}", where=where, actual=show(repr(value)[:60])
             )
         limits = graph.options.limits
         items = [validate(DockerArchiveItem, item, f"{where}: image {n}", limits) for n, item in enumerate(value)]

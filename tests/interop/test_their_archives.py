@@ -12,9 +12,10 @@ import pytest
 from oci_builder.model.errors import FormatError
 from oci_builder.unpack import UnpackOptions, unpack_image
 from oci_builder.verify import verify_archives
-from tests.interop.lab import Docker, Programs, docker_engine
+from tests.interop.lab import Docker, Programs, docker_engine, podman_storage
 from tests.lab.archives import OCI, Lab, descriptor, dump, files, sha, tar, write, write_layout
 from tests.lab.archives import entry as item
+from tests.lab.dockerregistry import docker_registry, needs_registry
 
 pytestmark = [pytest.mark.interop, pytest.mark.root]
 
@@ -119,3 +120,51 @@ def test_crane_append_and_its_layout(modern: Programs, tmp_path: Path) -> None:
     modern.run("crane", "append", "--oci-empty-base", "-f", layer, "-t", "lab/one:1", "-o", tmp_path / "made.tar")
     report = verify_archives([tmp_path / "made.tar"])
     assert {f.code for f in report.errors} <= {"config.platform", "platform.missing"}, report.errors
+
+
+@pytest.fixture
+def pushed(modern: Programs, tmp_path: Path) -> Iterator[str]:
+    """Repository of an image of two layers that crane made of tars; the upper one is in estargz."""
+    (tmp_path / "one.tar").write_bytes(tar(item("one", b"1")))
+    (tmp_path / "both.tar.gz").write_bytes(gzip.compress(tar(item("both", b"b"))))
+    with docker_registry(tmp_path / "registry") as registry:
+        place = f"{registry.host}/lab/one"
+        modern.run("crane", "append", "--oci-empty-base", "-f", tmp_path / "one.tar", "-t", f"{place}:base")
+        modern.run("env", "GGCR_EXPERIMENT_ESTARGZ=1", "crane", "mutate", "--set-platform", "linux/amd64",
+                   "--append", tmp_path / "both.tar.gz", "-t", f"{place}:1", f"{place}:base")  # fmt: skip
+        yield f"{place}:1"
+
+
+@needs_registry
+@pytest.mark.parametrize("form", ["tarball", "legacy", "oci"])
+def test_crane_pull_with_estargz(modern: Programs, pushed: str, tmp_path: Path, form: str) -> None:
+    """Also the form of apko's archives: a config called sha256:HEX, layers called HEX.tar.gz."""
+    modern.run("crane", "pull", "--format", form, pushed, tmp_path / "pulled")
+    accept(tmp_path / "pulled", tmp_path / "out", [".no.prefetch.landmark", "both", "one", "stargz.index.json"])
+
+
+@needs_registry
+def test_crane_export_is_a_tree_and_no_archive(modern: Programs, pushed: str, tmp_path: Path) -> None:
+    modern.run("crane", "export", pushed, tmp_path / "tree.tar")
+    assert {f.code for f in verify_archives([tmp_path / "tree.tar"]).errors} == {"archive.missing"}
+    with pytest.raises(FormatError) as error:
+        unpack_image(tmp_path / "tree.tar", tmp_path / "out")
+    assert error.value.code == "archive.missing" and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("how", ["gzip", "zstd", "zstd:chunked"])
+def test_buildah_push(modern: Programs, tmp_path: Path, how: str) -> None:
+    (tmp_path / "both.tar").write_bytes(tar(item("both", b"b")))
+    with podman_storage(modern) as storage:
+        buildah = ("buildah", *storage, "--storage-driver", "vfs")
+        work = modern.run(*buildah, "from", "scratch").strip()
+        modern.run(*buildah, "add", work, tmp_path / "both.tar", "/")
+        modern.run(*buildah, "commit", work, "lab/one:1")
+        packed = ("--compression-format", how, "--force-compression")
+        for more, target in ((packed, "oci-archive"), (packed, "oci"), ((), "docker-archive")):
+            made = tmp_path / target
+            modern.run(*buildah, "push", *more, "lab/one:1", f"{target}:{made}:lab/one:1")
+            accept(made, tmp_path / f"out-{target}", ["both"])
+        modern.run(*buildah, "push", "lab/one:1", f"dir:{tmp_path / 'dir'}")
+    found = verify_archives([tmp_path / "dir"]).errors
+    assert [f.code for f in found] == ["json.field"] and "copy that to oci:" in found[0].message
