@@ -13,18 +13,48 @@ import importlib.util
 import json
 import os
 import sys
+import types
+from typing import Any
 
 COUNTS = {"made": 0, "kept": 0, "left": 0}
 
 
 def bytecode(source: bytes, name: str) -> bytes | None:
     """The bytecode file's content; None for what this Python cannot compile (templates, other Pythons' code)."""
+    held: list[object] = []
     try:
-        code = compile(source, name, "exec", dont_inherit=True, optimize=0)
+        code = settled(compile(source, name, "exec", dont_inherit=True, optimize=0), held)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
     made = external._code_to_hash_pyc(code, importlib.util.source_hash(source), True)  # type: ignore[attr-defined]
     return bytes(made)
+
+
+def settled(code: types.CodeType, held: list[object]) -> types.CodeType:
+    """The same code with all strings among its constants interned, as Python 3.14 has them; ``held`` gets every string.
+
+    marshal writes down which strings are interned and which somebody else holds, and older compilers let both depend on
+    what else the process has compiled. So all are interned, and all are held while they are written.
+    """
+    # Python 3.10 has no co_qualname.
+    own: dict[str, Any] = {
+        field: sys.intern(getattr(code, field))
+        for field in ("co_name", "co_qualname", "co_filename")
+        if hasattr(code, field)
+    }
+    held += [*code.co_names, *code.co_varnames, *code.co_freevars, *code.co_cellvars, *own.values()]
+    return code.replace(co_consts=tuple(_constant(value, held) for value in code.co_consts), **own)
+
+
+def _constant(value: object, held: list[object]) -> object:
+    if type(value) is str:
+        held.append(sys.intern(value))
+        return held[-1]
+    if type(value) is tuple:
+        return tuple(_constant(item, held) for item in value)
+    if type(value) is frozenset:
+        return frozenset(_constant(item, held) for item in value)
+    return settled(value, held) if isinstance(value, types.CodeType) else value
 
 
 def cached(cache: str, source: bytes, name: str) -> str | None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from oci_builder.model.errors import TransportError
-from oci_builder.payload.bytecode import Compiled, compile_tree, sources
+from oci_builder.payload.bytecode import WORKER, Compiled, compile_tree, sources
 
 BASE = Path(getattr(sys, "_base_executable", sys.executable)).resolve()
 TAG = sys.implementation.cache_tag
@@ -134,3 +134,19 @@ def test_an_interpreter_that_fails_is_named(root: Path, tmp_path: Path) -> None:
     with pytest.raises(TransportError, match="no memory") as caught:
         compile_tree(root, broken, tmp_path / "cache", 2)
     assert caught.value.code == "payload.bytecode"
+
+
+def test_company_changes_nothing(tmp_path: Path) -> None:
+    """A name that something else in the process interned before: marshal writes down which strings are interned."""
+    source = b"class A:\n    def f(self):\n        class S:\n            pass\n        return S, 'a b', ('c d',)\n"
+    worker = WORKER.read_text().rpartition("main()")[0]
+
+    def made(held: list[str]) -> bytes:
+        program = f"{worker}\nheld = [sys.intern(n) for n in {held!r}]\nsys.stdout.buffer.write(bytecode({source!r}, 'x'))"
+        return subprocess.run([BASE, "-I", "-S", "-c", program], capture_output=True, check=True).stdout
+
+    alone = made([])
+    assert made(["A.f", "A.f.<locals>.S", "a b", "c d"]) == alone
+    found: dict[str, object] = {}
+    exec(marshal.loads(alone[16:]), found)
+    assert found["A"]().f()[1:] == ("a b", ("c d",))  # type: ignore[operator]
