@@ -27,8 +27,8 @@ _HEADER = re.compile(
 )
 _SCHEME = re.compile(r"(?P<head>\b(?:bearer|basic)\s+)(?=[^\s]*[0-9+/=_.-])[A-Za-z0-9+/=_.~-]{16,}", re.IGNORECASE)
 _COOKIE = re.compile(r"(?P<head>\b(?:set-)?cookie[\"']?\s*:\s*)[^\r\n]+", re.IGNORECASE)
-# tiktoken is a package, and == compares a version.
-_NAMES = r"(?:password|passwd|passphrase|secret|(?<!tik)token|api_?key|access_?key)"
+# tiktoken is a package, /etc/passwd is a file, and == compares a version.
+_NAMES = r"(?:password|(?<!/)passwd|passphrase|secret|(?<!tik)token|api_?key|access_?key)"
 _ASSIGNED = re.compile(
     rf"(?P<head>(?<![A-Za-z0-9])[\"']?[A-Za-z0-9_.-]{{0,64}}{_NAMES}[\"']?\s*[=:](?!=)\s*[\"']?)[^\s\"',;&}}]{{3,}}",
     re.IGNORECASE,

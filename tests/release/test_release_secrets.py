@@ -221,6 +221,7 @@ class TestRedaction:
             "https://registry.example/v2/a/blobs/sha256:" + "a" * 64,
             "runtime.oci.tar: 5 layers, expected 6",
             "token count 5 and a basic example",
+            "warning: 'etc/passwd': mode 100644, and /etc/passwd: neither",
             "tiktoken==0.9.0 and tiktoken: 0.9.0 and some-token==1.2.3",
         ],
     )
