@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from oci_builder.model.errors import OciBuilderError
-from oci_builder.model.limits import DEFAULT_LIMITS
-from oci_builder.rootfs import apply_common, tree_log
+from oci_builder.model.limits import DEFAULT_LIMITS, Limits
 from oci_builder.unpack import UnpackOptions, unpack_image
 from oci_builder.verify import VerifyOptions, verify_archives
 from oci_builder.wire.tar import KeySet, name_key
@@ -45,12 +44,12 @@ def cheap(entries: int, bytes_each: int) -> Iterator[None]:
     assert took < 60e-6 * entries, f"took {took:.1f} s"
 
 
-def verdicts(tmp_path: Path, layers: list[bytes]) -> tuple[str, str]:
+def verdicts(tmp_path: Path, layers: list[bytes], limits: Limits = DEFAULT_LIMITS) -> tuple[str, str]:
     """The first error's code in verify and in unpack; empty where they accept."""
     archive = write(tmp_path / "a.tar", Lab(layers=layers).oci())
-    errors = verify_archives([archive], VerifyOptions(threads=1)).errors
+    errors = verify_archives([archive], VerifyOptions(threads=1, limits=limits)).errors
     try:
-        unpack_image(archive, tmp_path / "out", UnpackOptions(threads=1))
+        unpack_image(archive, tmp_path / "out", UnpackOptions(threads=1, limits=limits))
     except OciBuilderError as error:
         return errors[0].code if errors else "", error.code
     return errors[0].code if errors else "", ""
@@ -99,7 +98,7 @@ def test_one_name_makes_many_folders(tmp_path: Path) -> None:
             assert error.value.code == code and not (tmp_path / "bad").exists()
 
 
-def test_a_tree_too_large_to_be_modelled_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tree_too_large_to_be_modelled_is_refused(tmp_path: Path) -> None:
     """Only where names meet links, and then before the memory is taken."""
     plain = t.tar(*(t.file(b"usr/f%d" % n) for n in range(100)))
     met = t.tar(t.file(b"bin/x"), *(t.file(b"usr/g%d" % n) for n in range(100)))
@@ -107,16 +106,16 @@ def test_a_tree_too_large_to_be_modelled_is_refused(tmp_path: Path, monkeypatch:
     archive = write(tmp_path / "a.tar", Lab(layers=[link, met, plain]).oci())
     good = write(tmp_path / "b.tar", Lab(layers=[link, plain]).oci())
     assert verify_archives([archive]).ok
-    monkeypatch.setattr(tree_log, "MOST_MODELLED", 10_000)
-    assert [e.code for e in verify_archives([archive]).errors] == ["limit.entries"] * 2
-    assert verify_archives([good]).ok
+    small = VerifyOptions(limits=replace(DEFAULT_LIMITS, tree_memory=10_000))
+    assert [e.code for e in verify_archives([archive], small).errors] == ["limit.entries"] * 2
+    assert verify_archives([good], small).ok
 
 
 MANY = [t.file(b"%032x" % random.Random(n).getrandbits(128)) for n in range(1500)]
 LOWER = t.tar(*MANY, t.file(b"low"), t.symlink(b"s", b"d"))
 
 
-@pytest.mark.parametrize("bound", ["MOST_MODELLED", "MOST_LOGGED"])
+@pytest.mark.parametrize("bound", ["tree_memory", "logged_names"])
 @pytest.mark.parametrize(("upper", "refused"), [
     ([t.hardlink(b"up", b"low")], True),
     ([t.file(b"s/f")], True),
@@ -125,13 +124,13 @@ LOWER = t.tar(*MANY, t.file(b"low"), t.symlink(b"s", b"d"))
     ([t.file(b"d/f"), t.file(b".wh.low"), t.file(b".wh.s")], False),
 ])  # fmt: skip
 def test_verify_and_unpack_stop_at_the_same_tree(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bound: str, upper: list[bytes], refused: bool
+    tmp_path: Path, bound: str, upper: list[bytes], refused: bool
 ) -> None:
     """An unpacking needs no room for a tree in memory; what nobody else could judge is refused there as well."""
     assert verdicts(tmp_path, [LOWER, t.tar(*upper)]) == ("", "")
     (tmp_path / "bound").mkdir()
-    monkeypatch.setattr(tree_log, bound, 20_000)
-    assert verdicts(tmp_path / "bound", [LOWER, t.tar(*upper)]) == (("limit.entries",) * 2 if refused else ("", ""))
+    limits = replace(DEFAULT_LIMITS, **{bound: 20_000})
+    assert verdicts(tmp_path / "bound", [LOWER, t.tar(*upper)], limits) == (("limit.entries",) * 2 if refused else ("", ""))
 
 
 def test_a_key_set_is_a_set() -> None:
@@ -149,13 +148,13 @@ def test_keys_differ_by_name() -> None:
     assert len({name_key(b"%d" % n) for n in range(10_000)}) == 10_000
 
 
-def test_too_many_links_that_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(apply_common, "MOST_WAITING", 10)
+def test_too_many_links_that_wait(tmp_path: Path) -> None:
+    ten = replace(DEFAULT_LIMITS, late_links=10)
     for count, code in ((10, ""), (11, "limit.entries")):
         folder = tmp_path / str(count)
         folder.mkdir()
         layer = t.tar(*(t.hardlink(b"l%d" % n, b"t") for n in range(count)), t.file(b"t"))
-        assert verdicts(folder, [layer]) == (code, code)
+        assert verdicts(folder, [layer], ten) == (code, code)
         (folder / "below").mkdir()
         upper = t.tar(*(t.hardlink(b"l%d" % n, b"t") for n in range(count)))
-        assert verdicts(folder / "below", [t.tar(t.file(b"t")), upper]) == (code, code), "links to a lower layer"
+        assert verdicts(folder / "below", [t.tar(t.file(b"t")), upper], ten) == (code, code), "links to a lower layer"

@@ -15,7 +15,6 @@ from oci_builder.judge.options import Findings, JudgeOptions
 from oci_builder.model.digest import Digest
 from oci_builder.model.errors import OciBuilderError, PolicyError
 from oci_builder.model.limits import Limits
-from oci_builder.rootfs import tree_log
 from oci_builder.wire.compress import Compression
 
 # Members kept in memory together: a document is at most 4 MiB, an archive has a handful.
@@ -127,7 +126,7 @@ class Intake:
             message = f"{where}: more than {most} entries in all its layers; limits.archive_entries can be raised"
             raise PolicyError("limit.entries", message, where=where, expected=f"<= {most}")
         self._logged += facts.log.size
-        if self._logged > tree_log.MOST_LOGGED:
+        if self._logged > self.options.limits.logged_names:
             facts.log.forget()
 
     def layer_facts(self, member: Member) -> LayerFacts:

@@ -82,7 +82,7 @@ def read_layer(
     """
     pull = Pull(blob_hash.tee(chunks))
     head = pull.peek(64)
-    facts = LayerFacts(compression=sniff(head), ours=is_our_member(head), tree=LayerTree(TreeLog(options.limits)))
+    facts = LayerFacts(compression=sniff(head), ours=is_our_member(head), tree=LayerTree.within(options.limits))
     last: list[MemberSeen] = []
 
     def seen(member: MemberSeen) -> None:

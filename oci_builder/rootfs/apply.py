@@ -22,7 +22,7 @@ from oci_builder.rootfs.apply_nodes import make_node
 from oci_builder.rootfs.apply_notes import Notes
 from oci_builder.rootfs.apply_remove import Spare, remove_entry
 from oci_builder.rootfs.resolve import OPEN_FOLDER
-from oci_builder.rootfs.tree_log import LayerTree, TreeLog, require_judgeable
+from oci_builder.rootfs.tree_log import LayerTree, require_judgeable
 from oci_builder.rootfs.whiteout import OPAQUE, hidden_by
 from oci_builder.wire.tar import KeySet, Kind, TarEntry, TarReader
 
@@ -116,7 +116,7 @@ class RootTree:
 
     def finish(self) -> None:
         """Give all folders their owner, mode and times."""
-        require_judgeable(self._layer.trees, self.options.where)
+        require_judgeable(self._layer.trees, self.options.where, self.options.limits)
         try:
             self._folders.finish(self._dress.folder)
         except OSError as error:
@@ -212,7 +212,7 @@ class RootTree:
             if self.options.strict:
                 raise self._refuse("entry.link_target", entry, f"a hard link to {show(entry.link)} before it is there")
             self._layer.late.append(HardLink(entry.name, entry.link))
-            require_few(len(self._layer.late))
+            require_few(len(self._layer.late), self.options.limits)
 
     def _link(self, entry: HardLink) -> bool:
         """Make a hard link; False when its target is not there (yet)."""
@@ -307,7 +307,7 @@ class _Layer(Spare):
         # Hashes of (inode of the folder, name).
         self._made = KeySet()
         before = self.trees[-1].log.folders.count if self.trees else 0
-        self.trees.append(LayerTree(TreeLog(self._limits, before, keep=False)))
+        self.trees.append(LayerTree.within(self._limits, before, keep=False))
         self.late, self.left_out = [], set()
 
     def add(self, folder: int, name: bytes) -> None:

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from oci_builder.model.errors import PolicyError
+from oci_builder.model.limits import Limits
 
 T = TypeVar("T")
 
 # How often hard links that stand before their target are tried again; each may wait for the next.
 _ROUNDS = 8
-# Hard links of one layer that may wait; each takes some 250 bytes.
-MOST_WAITING = 500_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,14 +23,15 @@ class HardLink:
     link: bytes
 
 
-def require_few(waiting: int) -> None:
+def require_few(waiting: int, limits: Limits) -> None:
     """Bound the hard links of a layer whose target is not in it before them.
 
     Raises:
         PolicyError: ``limit.entries``.
     """
-    if waiting > MOST_WAITING:
-        raise PolicyError("limit.entries", f"more than {MOST_WAITING} hard links of a layer stand before their target")
+    if waiting > limits.late_links:
+        message = f"more than {limits.late_links} hard links of a layer stand before their target"
+        raise PolicyError("limit.entries", f"{message}; limits.late_links can be raised")
 
 
 def link_late(waiting: list[HardLink], link: Callable[[HardLink], bool]) -> HardLink | None:

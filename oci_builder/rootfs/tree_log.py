@@ -20,10 +20,7 @@ from oci_builder.wire.tar import FolderLedger, KeySet, Kind, NameLedger, TarEntr
 
 _BATCH = 1000
 _PIECE = 1 << 18
-# Compressed names that are remembered, of one layer and of all; the biggest real layer's take 2 MB.
-MOST_LOGGED = 64 << 20
-# Bytes that a tree in memory may take, and what a file, a folder, and a link's target take of them.
-MOST_MODELLED = 160 << 20
+# Bytes of a tree in memory that a file, a folder, and a link's target take.
 _FILE, _FOLDER, _LINK = 104, 330, 80
 _LETTERS = {Kind.FILE: b"f", Kind.DIR: b"d", Kind.SYMLINK: b"s", Kind.HARDLINK: b"h", Kind.CHAR: b"c"}
 _KINDS = {letter: kind for kind, letter in _LETTERS.items()}
@@ -46,11 +43,11 @@ class TreeLog:
         PolicyError: ``limit.folders``.
     """
 
-    __slots__ = ("_cost", "_keep", "_open", "_packed", "_packer", "folders", "size")
+    __slots__ = ("_cost", "_keep", "_most", "_open", "_packed", "_packer", "folders", "size")
 
     def __init__(self, limits: Limits = DEFAULT_LIMITS, before: int = 0, *, keep: bool = True) -> None:
         self.folders = FolderLedger(limits, before)
-        self._keep = keep
+        self._keep, self._most = keep, limits.logged_names
         self.size = self._cost = 0
         # Most layers of an archive full of them are small, and this takes 260 KB.
         self._packer: zlib._Compress | None = None
@@ -79,7 +76,7 @@ class TreeLog:
         Raises:
             PolicyError: ``limit.entries``: their names were more than is remembered.
         """
-        if self.size > MOST_LOGGED or not self._keep:
+        if self.size > self._most or not self._keep:
             raise PolicyError("limit.entries", "more names than are remembered to judge links among them")
         rest = [self._packer.copy().flush()] if self._packer is not None else []
         fields = chain(_fields(zlib.decompressobj(), [*self._packed, *rest]), self._open)
@@ -91,10 +88,10 @@ class TreeLog:
         """Remember no names."""
         self._packed.clear()
         self._packer = None
-        self.size = MOST_LOGGED + 1
+        self.size = self._most + 1
 
     def _pack(self) -> None:
-        if self._open and self.size <= MOST_LOGGED:
+        if self._open and self.size <= self._most:
             self._packer = self._packer or zlib.compressobj(1)
             data = self._packer.compress(b"\0".join(self._open) + b"\0")
             if self._keep:
@@ -107,6 +104,7 @@ class TreeLog:
 class LateLinks:
     """Hard links of a layer that come before their target, or whose target is in no entry of it at all."""
 
+    limits: Limits = DEFAULT_LIMITS
     _names: KeySet = field(default_factory=KeySet)
     _targets: array[int] = field(default_factory=lambda: array("Q"))
 
@@ -118,7 +116,7 @@ class LateLinks:
         """
         self._names.add(name_key(entry.name))
         self._targets.append(name_key(entry.link))
-        require_few(len(self._targets))
+        require_few(len(self._targets), self.limits)
 
     def has(self, name: bytes) -> bool:
         """Whether a name is one of these links: what links to it must wait too."""
@@ -136,6 +134,11 @@ class LayerTree:
     log: TreeLog = field(default_factory=TreeLog)
     names: NameLedger = field(default_factory=NameLedger)
     late: LateLinks = field(default_factory=LateLinks)
+
+    @classmethod
+    def within(cls, limits: Limits, before: int = 0, *, keep: bool = True) -> LayerTree:
+        """An empty one under these limits; the rest is ``TreeLog``'s."""
+        return cls(TreeLog(limits, before, keep=keep), late=LateLinks(limits))
 
     def note(self, entry: TarEntry) -> str | None:
         """Take the next entry; returns as ``NameLedger.note``.
@@ -166,7 +169,7 @@ def judge_tree(layers: list[LayerTree], where: str, limits: Limits) -> OciBuilde
         return None
     model = TreeModel(where, limits)
     try:
-        _require_few(layers, where)
+        _require_room(layers, where, limits)
         for layer in layers:
             model.apply(layer.log.entries())
     except OciBuilderError as error:
@@ -174,23 +177,26 @@ def judge_tree(layers: list[LayerTree], where: str, limits: Limits) -> OciBuilde
     return None
 
 
-def require_judgeable(layers: list[LayerTree], where: str) -> None:
+def require_judgeable(layers: list[LayerTree], where: str, limits: Limits) -> None:
     """Refuse, for who needs no tree in memory, what ``judge_tree`` refuses because there is no room for one.
 
     Raises:
         PolicyError: ``limit.entries``.
     """
     try:
-        _require_few(layers, where)
+        _require_room(layers, where, limits)
     except PolicyError:
         if _needs_model(layers):
             raise
 
 
-def _require_few(layers: list[LayerTree], where: str) -> None:
+def _require_room(layers: list[LayerTree], where: str, limits: Limits) -> None:
     logs = [layer.log for layer in layers]
-    if sum(log.cost for log in logs) > MOST_MODELLED or sum(log.size for log in logs) > MOST_LOGGED:
-        message = f"{where}: names lead through links, or hard links cross layers, among too many names to judge"
+    if sum(log.cost for log in logs) > limits.tree_memory or sum(log.size for log in logs) > limits.logged_names:
+        message = (
+            f"{where}: names lead through links, or hard links cross layers, among too many names to judge; "
+            "limits.tree_memory and limits.logged_names can be raised"
+        )
         raise PolicyError("limit.entries", message, where=where)
 
 

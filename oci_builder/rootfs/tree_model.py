@@ -50,7 +50,7 @@ class TreeModel:
             link = HardLink(entry.name, entry.link)
             if not self._link(link):
                 self._late.append(link)
-                require_few(len(self._late))
+                require_few(len(self._late), self._limits)
         elif entry.kind is Kind.SYMLINK:
             self._place(entry, Link(self._layer, entry.link))
         else:

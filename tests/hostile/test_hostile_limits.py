@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from tests.hostile.cases_documents import nested, second_image
 from tests.lab.archives import Lab, files, write
 from tests.lab.images import small_image
 from tests.lab.registry import Registry, on
-from tests.lab.tarlang import file, folder, long_name, pax, record, symlink, tar
+from tests.lab.tarlang import file, folder, hardlink, long_name, pax, record, symlink, tar
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,8 @@ ZEROS = Lab(layers=[tar(file(b"zeros", bytes(3 << 20)))])
 DEEP = Lab(layers=[tar(file(b"a/b/c/d/e", b"x"))])
 LONG = Lab(layers=[tar(file(b"a-long-name", b"x" * 40))])
 MANY = Lab(layers=[tar(*(file(b"f%d" % n) for n in range(5)))])
+# Names that do not compress, so that the log of them has some size.
+NAMES = tar(*(file(b"%032x" % random.Random(n).getrandbits(128)) for n in range(1500)), file(b"low"))
 BOUNDS = {
     "document": Bound(200, Lab(), "limit.document"),
     "docker_manifest": Bound(40, Lab(), "limit.document", docker=True),
@@ -64,6 +67,9 @@ BOUNDS = {
     "index_depth": Bound(1, Lab(edit_members=nested(1)), "limit.index_depth"),
     "manifests": Bound(1, Lab(edit_members=second_image({"os": "linux", "architecture": "arm64"})), "limit.manifests"),
     "layers": Bound(1, Lab(), "limit.layers"),
+    "logged_names": Bound(20_000, Lab(layers=[NAMES, tar(hardlink(b"up", b"low"))]), "limit.entries"),
+    "tree_memory": Bound(20_000, Lab(layers=[NAMES, tar(hardlink(b"up", b"low"))]), "limit.entries"),
+    "late_links": Bound(1, Lab(layers=[tar(hardlink(b"a", b"t"), hardlink(b"b", b"t"), file(b"t"))]), "limit.entries"),
     "symlink_follows": Bound(1, Lab(layers=[tar(
         folder(b"d"), symlink(b"l", b"d"), symlink(b"m", b"l"), file(b"m/f"))]), "path.loop"),
     "archive_members": Bound(3, Lab(), "limit.members"),
