@@ -15,10 +15,11 @@ import pytest
 
 from oci_builder.build import BuildOptions, build
 
-# A shell that starts something in the background has it ignore Ctrl-C, and every program inherits that.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-
+# A shell that starts something in the background has it ignore Ctrl-C, nohup has it ignore the end of the terminal, and
+# every program inherits that.
+for ignored in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+    if signal.getsignal(ignored) is signal.SIG_IGN:
+        signal.signal(ignored, signal.default_int_handler if ignored is signal.SIGINT else signal.SIG_DFL)
 
 
 @dataclass(frozen=True)
