@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import select
 import subprocess
 import sys
 from collections.abc import Callable
@@ -119,10 +120,16 @@ def test_whatever_is_not_yes_starts_nothing(keys: bytes, spec: Path) -> None:
         )  # fmt: skip
     said, asked = b"", False
     with suppress(OSError):  # how a terminal tells that nobody writes any more
-        while piece := os.read(terminal, 4096):
-            said += piece
-            if b"[y/N]" in said and not asked:
-                asked = bool(os.write(terminal, keys))
+        while True:
+            # Python loses a Ctrl-C that comes just before it waits for a line; people press it again, too.
+            if select.select([terminal], [], [], 2)[0]:
+                piece = os.read(terminal, 4096)
+                if not piece:
+                    break
+                said += piece
+                if asked or b"[y/N]" not in said:
+                    continue
+            asked = bool(asked or b"[y/N]" in said) and bool(os.write(terminal, keys))
     os.close(terminal)
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     assert (status, b"error[budget.agreed]" in said) == (4, True), said
