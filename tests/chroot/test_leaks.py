@@ -72,7 +72,8 @@ class Leaks:
         text = self.receipt()["checks"][0]["stdout"]["text"]
         rows = {line.partition(":")[0]: line.partition(":")[2].strip() for line in text.splitlines()}
         self.assertEqual(text.splitlines()[0], "0022")
-        self.assertEqual((int(rows["SigIgn"], 16), int(rows["SigBlk"], 16)), (0, 0))
+        # 32 and 33 belong to the C library: nobody else can set them, and some supervisors leave 32 ignored.
+        self.assertEqual((int(rows["SigIgn"], 16) & ~0x180000000, int(rows["SigBlk"], 16)), (0, 0))
         self.assertNotIn(f"fd {secret}\n", text)
         self.assertEqual(text.count("fd "), 3 + text.count("fd 3\n"), text)
 
