@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from oci_builder.engines.modal_inputs import unpack
 from oci_builder.engines.modal_project import pack
 from oci_builder.model.errors import SpecError
 from tests.engines.test_modal_project import request, round_trip, write_spec
+from tests.lab.githost import git
 
 CAPABILITY = bytes.fromhex("0100000200200000000000000000000000000000")  # cap_net_raw+p, as setcap writes it
 
@@ -83,12 +83,6 @@ def test_packaging_files_that_the_build_would_refuse_cost_no_machine(source: str
     with pytest.raises(SpecError) as error:
         pack(request(write_spec(tmp_path / "here", files="layers")), tmp_path / "inputs.tar")
     assert error.value.code == code
-
-
-def git(place: Path, *words: str) -> str:
-    identity = ["-c", "user.name=n", "-c", "user.email=a@example.org", "-c", "protocol.file.allow=always"]
-    done = subprocess.run(["git", "-C", str(place), *identity, *words], check=True, capture_output=True, text=True)
-    return done.stdout.strip()
 
 
 def repository(place: Path) -> Path:

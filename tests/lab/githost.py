@@ -121,3 +121,10 @@ def _handler(host: GitHost) -> type[http.server.BaseHTTPRequestHandler]:
             self.wfile.write(body)
 
     return Handler
+
+
+def git(place: Path, *words: str) -> str:
+    """Run git in a folder as somebody with a name; what it prints."""
+    identity = ("-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "protocol.file.allow=always")
+    done = subprocess.run(["git", *identity, "-C", str(place), *words], capture_output=True, text=True, check=True)
+    return done.stdout.strip()

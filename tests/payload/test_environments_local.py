@@ -20,6 +20,7 @@ from oci_builder.payload.environments import realize
 from oci_builder.payload.fetch import fetch_sources
 from oci_builder.payload.runtime import assemble_runtime
 from oci_builder.payload.tiers import realize_tiers
+from tests.lab.githost import git
 
 try:
     tools.find_uv(Path("/nonexistent"))
@@ -41,12 +42,6 @@ def build_wheel(folder, config_settings=None, metadata_directory=None):
     return name
 """
 SYSTEM = '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
-
-
-def git(place: Path, *words: str) -> str:
-    identity = ("-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "protocol.file.allow=always")
-    done = subprocess.run(["git", *identity, "-C", str(place), *words], capture_output=True, text=True, check=True)
-    return done.stdout.strip()
 
 
 def commit(project: Path, text: str) -> str:

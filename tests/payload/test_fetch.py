@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,15 +17,11 @@ from oci_builder.model.spec import GitTier, LockTier, Spec
 from oci_builder.payload import fetch
 from oci_builder.payload.checkout import clone
 from oci_builder.payload.fetch import fetch_project, fetch_sources
-from tests.lab.githost import GitHost
+from tests.lab.githost import GitHost, git
+
+pytestmark = pytest.mark.usefixtures("nobodys_settings")
 
 pytestmark = pytest.mark.skipif(not shutil.which("git"), reason="needs git")
-
-
-def git(place: Path, *words: str) -> str:
-    identity = ("-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "protocol.file.allow=always")
-    done = subprocess.run(["git", *identity, "-C", str(place), *words], capture_output=True, text=True, check=True)
-    return done.stdout.strip()
 
 
 def begin(place: Path, *words: str) -> Path:
@@ -43,13 +38,8 @@ def commit(place: Path, text: str) -> str:
 
 
 @pytest.fixture(autouse=True)
-def nobodys_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    settings = tmp_path / "gitconfig"
-    settings.touch()
-    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(settings))
-    monkeypatch.setenv("GIT_CONFIG_SYSTEM", "/dev/null")
+def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetch, "PAUSE_SECONDS", 0.0)
-    return settings
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -15,28 +14,15 @@ import pytest
 from oci_builder.model.errors import SpecError, TransportError
 from oci_builder.payload.checkout import check_commit
 from oci_builder.payload.overlay import RECORD, apply_overlay, export_source, overlay_identity, resolve_commit
+from tests.lab.githost import git
 from tests.lab.trees import listing
+
+pytestmark = pytest.mark.usefixtures("nobodys_settings")
 
 SCRIPT = Path(__file__).parents[2] / "layers/files/source_overlay/apply.py"
 # A checkout of upstream that has the overlay's commit; CI without one tests projects of its own only.
 UPSTREAM = os.environ.get("NEMO_RL_UPSTREAM") or "/nonexistent"
 pytestmark = pytest.mark.skipif(not shutil.which("git"), reason="needs git")
-
-
-def git(place: Path, *words: str) -> str:
-    identity = ("-c", "user.name=a", "-c", "user.email=a@example.org", "-c", "protocol.file.allow=always")
-    done = subprocess.run(["git", *identity, "-C", str(place), *words], capture_output=True, text=True, check=True)
-    return done.stdout.strip()
-
-
-@pytest.fixture(autouse=True)
-def nobodys_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Git's global settings, for a test to fill."""
-    settings = tmp_path / "gitconfig"
-    settings.touch()
-    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(settings))
-    monkeypatch.setenv("GIT_CONFIG_SYSTEM", "/dev/null")
-    return settings
 
 
 @pytest.fixture

@@ -11,26 +11,14 @@ import signal
 import subprocess
 import tarfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import Built
 from tests.shell.hub import Hub
 from tests.shell.test_ensure_runtime import PYTHON, SCRIPT, archive_of, fetch, member, script, sha
 
 NO_LOCKS = "#include <errno.h>\nint flock(int f, int o) { errno = ENOTSUP; return -1; }\n"
-
-
-@pytest.fixture
-def hub(quick: Built, tmp_path: Path) -> Iterator[Hub]:
-    if shutil.which("openssl") is None or shutil.which("curl") is None:
-        pytest.skip("not installed: openssl or curl")
-    (tmp_path / "tls").mkdir()
-    made = Hub(quick.portable.read_bytes(), tmp_path / "tls").start()
-    yield made
-    made.close()
 
 
 @pytest.fixture

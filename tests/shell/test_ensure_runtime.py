@@ -11,7 +11,6 @@ import stat
 import subprocess
 import sys
 import tarfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -314,16 +313,6 @@ def test_an_interpreter_that_does_not_start_is_found_at_once(tmp_path: Path) -> 
     done = script(archive, sha(archive), tmp_path / "rt")
     assert done.returncode == 3 and "install.interpreter" in done.stderr
     assert not (tmp_path / "rt").exists()
-
-
-@pytest.fixture
-def hub(quick: Built, tmp_path: Path) -> Iterator[Hub]:
-    if shutil.which("openssl") is None or shutil.which("curl") is None:
-        pytest.skip("not installed: openssl or curl")
-    (tmp_path / "tls").mkdir()
-    made = Hub(quick.portable.read_bytes(), tmp_path / "tls").start()
-    yield made
-    made.close()
 
 
 def fetch(hub: Hub, prefix: Path, url: str = "", **env: str) -> subprocess.CompletedProcess[str]:
