@@ -6,7 +6,7 @@ Sources: ELF-64 object file format; ld.so(8); glibc's elf/cache.c for the format
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -145,8 +145,3 @@ def _cache_order(name: str) -> list[tuple[int, int, int]]:
             keys.append((0, ord(name[at]), 0))
             at += 1
     return keys
-
-
-def needed_names(linkages: Iterable[Linkage]) -> list[str]:
-    """Every library name asked for, once, in order."""
-    return list(dict.fromkeys(name for linkage in linkages for name in linkage.needed))

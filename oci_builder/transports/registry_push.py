@@ -15,7 +15,7 @@ from oci_builder.model.errors import IntegrityError, TransportError
 from oci_builder.model.events import Emit, Event, silent
 from oci_builder.model.redact import redact_url
 from oci_builder.transports.registry import RegistryClient, Response
-from oci_builder.transports.registry_manifests import ACCEPT, get_manifest
+from oci_builder.transports.registry_manifests import get_manifest
 
 ReadBlob = Callable[[], Iterator[bytes]]
 _RETRIED = frozenset({"http.connect", "http.timeout", "http.read", "http.proxy", "http.status"})
@@ -165,15 +165,3 @@ def upload_manifest(client: RegistryClient, data: bytes, media_type: str, name: 
             where=name, expected=Digest.of(data), actual=Digest.of(back),
         )  # fmt: skip
     return response
-
-
-def has_manifest(client: RegistryClient, name: str, digest: Digest) -> bool:
-    """Whether the registry has exactly this manifest under a name.
-
-    Raises:
-        TransportError: ``http.*``, ``auth``.
-    """
-    with client.expect(client.open("GET", f"manifests/{name}", {"Accept": ACCEPT}), 200, 404) as response:
-        if response.status == 404:
-            return False
-        return Digest.of(response.read(client.options.limits.document)) == digest

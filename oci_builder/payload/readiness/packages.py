@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from oci_builder.payload.readiness.tree import Tree
@@ -74,10 +74,6 @@ class Packages:
     def named(self, name: str) -> Iterator[Package]:
         """The package of that name in each environment that has it."""
         return (p[canonical(name)] for p in self.by_site.values() if canonical(name) in p)
-
-    def sites(self) -> Iterable[bytes]:
-        """Every environment's folder."""
-        return sorted(self.by_site)
 
     def site_of(self, path: bytes) -> bytes | None:
         """The environment that a path lies in."""
