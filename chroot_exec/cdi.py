@@ -76,10 +76,16 @@ def _devices(found: list[tuple[str, dict[str, Any]]]) -> _Known:
 def _choose(devices: tuple[str, ...], known: _Known) -> list[str]:
     if "all" in devices:
         return ["all"] if "all" in known else sorted(known)
-    for name in devices:
-        if name not in known:
-            raise RunnerError("gpu.device", f"no CDI spec has {KIND}={name}; there are {', '.join(sorted(known))}")
-    return list(dict.fromkeys(devices))
+    return list(dict.fromkeys(_known_name(name, known) for name in devices))
+
+
+def _known_name(name: str, known: _Known) -> str:
+    # A UUID may be given by its begin, as CUDA lets it be.
+    found = [k for k in known if k.startswith(name)] if name.startswith(("GPU-", "MIG-")) else []
+    if name in known or len(found) == 1:
+        return name if name in known else found[0]
+    what = f"{len(found)} devices of CDI specs are {name!r}" if found else f"no CDI spec has {KIND}={name}"
+    raise RunnerError("gpu.device", f"{what}; there are {', '.join(sorted(known))}")
 
 
 def _specs(host: Host) -> list[tuple[str, dict[str, Any]]]:

@@ -168,12 +168,18 @@ def select(gpus: tuple[GpuInfo, ...], devices: tuple[str, ...]) -> tuple[GpuInfo
         return gpus
     out: dict[int, GpuInfo] = {}
     for device in devices:
-        found = [g for g in gpus if device == str(g.index) or (g.uuid and device in (g.uuid, g.uuid[4:]))]
-        if not found:
+        found = [g for g in gpus if device == str(g.index) or is_named(g.uuid, device)]
+        if len(found) != 1:
             there = ", ".join(f"{g.index} ({g.uuid or 'UUID unknown'})" for g in gpus)
-            raise RunnerError("gpu.device", f"no GPU {device!r}; there are {there}. A MIG device needs a CDI spec")
+            what = f"{len(found)} GPUs are {device!r}" if found else f"no GPU {device!r}"
+            raise RunnerError("gpu.device", f"{what}; there are {there}. A MIG device needs a CDI spec")
         out.setdefault(found[0].index, found[0])
     return tuple(out.values())
+
+
+def is_named(uuid: str, device: str) -> bool:
+    """Whether a device is meant by its UUID: whole, without its first word, or only begun, as CUDA lets it be."""
+    return bool(uuid) and (device == uuid[4:] or (device.startswith(("GPU-", "MIG-")) and uuid.startswith(device)))
 
 
 def device_majors(host: Host) -> dict[str, int]:

@@ -37,7 +37,7 @@ class Gpu:
     """Which NVIDIA GPUs are injected, and from where.
 
     Attributes:
-        devices: ``("all",)``, or indices in PCI bus order and UUIDs.
+        devices: ``("all",)``, or indices in PCI bus order and UUIDs, whole or as much of the begin as is unique.
         source: ``auto`` (CDI, else nvidia-container-cli, else a scan of the loader cache) or one of these.
         host: root of the host's file system; another one only in tests.
         compat: let the image's forward-compatibility libcuda be used when, and only when, the driver is older.

@@ -14,7 +14,7 @@ import pytest
 
 from oci_builder.execution import hashes
 from oci_builder.execution.hashes import file_sha256
-from oci_builder.execution.staging import Staged, Unpacked, stage
+from oci_builder.execution.staging import Staged, Unpacked, remove_staged, stage, staged_trees
 from oci_builder.model.digest import Digest
 from oci_builder.model.errors import FormatError, IntegrityError, SpecError, TransportError
 from tests.chroot.lab import mount, umount
@@ -227,3 +227,69 @@ def test_a_tree_with_something_mounted_in_it_is_not_removed(archive: Path, tmp_p
         umount(str(root / "dev"))
     assert caught.value.code == "io.busy"
     shutil.rmtree(root.parent)
+
+
+def test_a_tree_in_use_is_not_removed(archive: Path, tmp_path: Path, unpack: Unpacker) -> None:
+    """Two runs on one tree, one of which finds it changed: programs still run in the other's."""
+    with staged(archive, tmp_path, unpack) as first:
+        (first.root / "bin/tool").write_bytes(b"changed")
+        with staged(archive, tmp_path, unpack) as second:
+            assert second.root != first.root and not second.reused
+            assert (first.root / "bin/tool").read_bytes() == b"changed"
+        assert staged(archive, tmp_path, unpack).root == second.root
+    again = staged(archive, tmp_path, unpack)
+    assert (again.root, again.reused) == (first.root, False)
+
+
+def test_a_fit_tree_is_shared_by_those_who_use_it(archive: Path, tmp_path: Path, unpack: Unpacker) -> None:
+    with staged(archive, tmp_path, unpack) as first, staged(archive, tmp_path, unpack) as second:
+        assert (second.root, second.reused) == (first.root, True)
+
+
+def test_only_trees_that_nobody_uses_can_be_removed(archive: Path, tmp_path: Path, unpack: Unpacker) -> None:
+    cache = tmp_path / "cache"
+    with staged(archive, tmp_path, unpack) as first, staged(archive, tmp_path, unpack):
+        (tree,) = staged_trees(cache)
+        assert not remove_staged(tree) and first.root.is_dir()
+    assert remove_staged(tree) and remove_staged(tree)
+    assert list(staged_trees(cache)) == [] and not first.root.exists()
+
+
+def test_a_tree_is_not_removed_while_it_is_staged(archive: Path, tmp_path: Path, unpack: Unpacker) -> None:
+    cache, seen = tmp_path / "cache", []
+
+    def slow(source: Path, folder: Path) -> Unpacked:
+        seen.extend((tree.folder.name, remove_staged(tree)) for tree in staged_trees(cache))
+        return unpack(source, folder)
+
+    with stage(archive, cache, slow) as made:
+        assert made.root.is_dir()
+    assert [removed for _, removed in seen] == [False] and seen[0][0].endswith(".partial")
+
+
+def test_half_a_tree_of_a_dead_run_can_be_removed(archive: Path, tmp_path: Path, unpack: Unpacker) -> None:
+    cache = tmp_path / "cache"
+    staged(archive, tmp_path, unpack)
+    (whole,) = staged_trees(cache)
+    whole.folder.rename(whole.folder.with_name(whole.folder.name + ".partial"))
+    (half,) = staged_trees(cache)
+    assert remove_staged(half) and list(staged_trees(cache)) == []
+
+
+def test_only_what_was_staged_counts_as_a_tree(archive: Path, tmp_path: Path, unpack: Unpacker) -> None:
+    cache = tmp_path / "cache"
+    staged(archive, tmp_path, unpack)
+    (tree,) = staged_trees(cache)
+    (cache / "mine").mkdir()
+    (cache / ("0" * 32)).symlink_to(tree.folder)
+    (cache / ("1" * 32)).write_bytes(b"")
+    assert list(staged_trees(cache)) == [tree]
+
+
+def test_the_last_use_of_a_tree_is_known(archive: Path, tmp_path: Path, unpack: Unpacker) -> None:
+    staged(archive, tmp_path, unpack)
+    (tree,) = staged_trees(tmp_path / "cache")
+    os.utime(tree.folder / "staged.json", (1, 1))
+    assert staged(archive, tmp_path, unpack).reused
+    (again,) = staged_trees(tmp_path / "cache")
+    assert abs(again.used - time.time()) < 60

@@ -69,7 +69,7 @@ def with_readiness(report: Report, archive: Path, options: ReadinessOptions, emi
 
 
 def stage_archive(archive: Path, cache: Path, emit: Emit, which: Which = ANY, needed: int = 0) -> Any:
-    """The archive's unpacked tree in the cache; a plain folder as it stands.
+    """The archive's unpacked tree in the cache, to be entered as a context while it is used; a folder as it stands.
 
     Args:
         needed: bytes that it takes unpacked, 0 where that is not known.
@@ -212,7 +212,8 @@ def exec_command(
         staged = stage_archive(subject, cache, emit, Which(platform, image))
     argv = command[1:] if command[:1] == ("--",) else command
     try:
-        ended = run_in(staged.root, staged.config, argv, options)
+        with staged:
+            ended = run_in(staged.root, staged.config, argv, options)
     except OciBuilderError as error:
         if error.code.startswith("request."):
             raise

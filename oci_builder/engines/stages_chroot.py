@@ -54,11 +54,11 @@ def run_in_root(request: Request, spec: Spec, which: Checks, sha256: str, emit: 
     prefix, root = str(install(request, spec, sha256, emit)), request.path("root")
     binds = (Bind(prefix, prefix), *((Bind(prefix, _second(prefix)),) if which.listed == "single" else ()))
     options = replace(_options(request), binds=binds)
-    staged = stage_tree(root, request, emit)
-    if wanted := request.options.get("system"):
-        require_system(str(wanted), image_os(staged.root))
-    checks = _listed(staged, prefix, which, Path(request.work), binds)
-    results, host, details = execute(lambda: staged, lambda _: checks, options, this_host())
+    with stage_tree(root, request, emit) as staged:
+        if wanted := request.options.get("system"):
+            require_system(str(wanted), image_os(staged.root))
+        checks = _listed(staged, prefix, which, Path(request.work), binds)
+        results, host, details = execute(lambda: staged, lambda _: checks, options, this_host())
     rows = tuple(result.model_dump(mode="json") for result in results)
     return Outcome({}, {PORTABLE: sha256}, rows, host.model_dump(mode="json"), {**details, "where": "root"})
 

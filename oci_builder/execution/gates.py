@@ -154,10 +154,11 @@ def execute(
     Never raises for what the archives or the checks do.
     """
     try:
-        staged = stage()
-        wanted = checks(staged)
-        require_receivable(wanted, "checks")
-        receipt = run_checks(staged.root, staged.config, wanted, options)
+        with stage() as staged:
+            wanted = checks(staged)
+            require_receivable(wanted, "checks")
+            receipt = run_checks(staged.root, staged.config, wanted, options)
+            ran_on = _host(receipt, staged.root)
     except OciBuilderError as error:
         return [Result(name=EXEC, outcome="error", reason=str(error)[:_REASON])], host, {}
     details = {
@@ -171,7 +172,7 @@ def execute(
     if receipt["gpu"]:
         details["gpu"] = {k: v for k, v in receipt["gpu"].items() if k != "probe"}
     results = _bounded([_result(check) for check in receipt["checks"]])
-    return [_overall(receipt, options.gpu is not None), *results], _host(receipt, staged.root), details
+    return [_overall(receipt, options.gpu is not None), *results], ran_on, details
 
 
 def _overall(receipt: Mapping[str, Any], gpus: bool) -> Result:
@@ -217,7 +218,7 @@ def _host(receipt: Mapping[str, Any], root: Path) -> Host:
         Gpu(name=d["name"], uuid=d["uuid"], capability=d["capability"], memory=d["memory"])
         for d in (gpu.get("probe") or {}).get("devices", ())
     )
-    kind = f"{sandbox['isolation']}, {sandbox.get('root', '')} root, {sandbox.get('enter', '')}"
+    kind = f"{sandbox.get('isolation', 'none')}, {sandbox.get('root', '')} root, {sandbox.get('enter', '')}"
     return this_host(gpus=gpus, sandbox=f"chroot_exec ({kind})").model_copy(
         update={"os": image_os(root), "driver": gpu.get("driver", "")}
     )

@@ -3,21 +3,25 @@
 A staged tree lies in ``CACHE/<key>/rootfs`` with a record beside it. The key is the content that was asked for (the
 archive's SHA-256, or the bytes of a layout's index.json) and all that changes how it is unpacked. The record holds the
 tree's fingerprint, taken when it was unpacked; a tree with another one is removed and unpacked again.
+
+Whoever runs something in a tree holds its record (``store.locks``) and nobody removes a tree whose record is held; one
+that was touched meanwhile is left to those who are in it, and another is unpacked beside it, as ``CACHE/<key>-1``. What
+becomes of a key is decided under ``CACHE/<key>.lock``. The record's time is when a run last took the tree.
 """
 
 from __future__ import annotations
 
 import base64
-import fcntl
 import hashlib
 import os
+import re
 import shutil
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from chroot_exec.errors import RunnerError
 from chroot_exec.teardown import remove_tree
@@ -29,11 +33,15 @@ from oci_builder.model.errors import OciBuilderError, SpecError, TransportError,
 from oci_builder.model.events import Emit, Event, silent
 from oci_builder.model.jsontext import dump_json
 from oci_builder.rootfs.scan_fingerprint import fingerprint
+from oci_builder.store.locks import alone, alone_now, hold, in_use
 
 # Part of every key: a change in how trees are unpacked makes old ones unfit.
 _FORMAT = 1
 _RECORD = "staged.json"
 _ROOT = "rootfs"
+_PARTIAL = ".partial"
+_MOST_TWINS = 100
+_TREE = re.compile(r"[0-9a-f]{32}(-[0-9]{1,2})?(\.partial)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +58,7 @@ Unpack = Callable[[Path, Path], Unpacked]
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """A tree that is ready to run.
+    """A tree that is ready to run; as a context, its use, after which others may remove it.
 
     Attributes:
         root: the unpacked file system.
@@ -58,6 +66,7 @@ class Staged:
         sha256: of the archive file, hex; empty for a folder.
         manifest, config_digest: of the image; empty for a plain folder.
         reused: whether the tree was there already.
+        held: what keeps the tree in its place while it is open; None for a plain folder.
     """
 
     root: Path
@@ -66,6 +75,14 @@ class Staged:
     manifest: str = ""
     config_digest: str = ""
     reused: bool = False
+    held: BinaryIO | None = field(default=None, compare=False, repr=False)
+
+    def __enter__(self) -> Staged:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.held is not None:
+            self.held.close()
 
 
 def stage(
@@ -95,13 +112,13 @@ def stage(
         sha256 = "" if stat.S_ISDIR(info.st_mode) else file_sha256(source, cache, emit)
         content = sha256 or hashlib.sha256((source / "index.json").read_bytes()).hexdigest()
         key = hashlib.sha256(dump_json([_FORMAT, content, *which, os.geteuid()])).hexdigest()[:32]
-        with _locked(cache / f"{key}.lock"):
-            found = _reuse(cache / key, sha256)
-            if found:
-                return found
-            recorded = unpacked_size(container_record(source, sha256))
-            _require_space(cache, needed or recorded or _size(source, info))
-            return _unpack(source, cache / key, unpack, sha256, emit)
+        with alone(_lock(cache / key)):
+            folder, found = _place(cache / key, sha256)
+            if found is None:
+                recorded = unpacked_size(container_record(source, sha256))
+                _require_space(cache, needed or recorded or _size(source, info))
+                found = _unpack(source, folder, unpack, sha256, emit)
+            return replace(found, held=_hold(folder))
     except OSError as error:
         raise _failure(error, source) from None
 
@@ -143,11 +160,28 @@ def _require_space(folder: Path, needed: int) -> None:
         )  # fmt: skip
 
 
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    with path.open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+def _lock(folder: Path) -> Path:
+    """What decides about all trees of a folder's key."""
+    key, _, _ = folder.name.removesuffix(_PARTIAL).partition("-")
+    return folder.with_name(f"{key}.lock")
+
+
+def _place(first: Path, sha256: str) -> tuple[Path, Staged | None]:
+    """Where a key's tree is or can be made, and the tree if it is there and fit. Under the key's lock."""
+    twins = (first.with_name(f"{first.name}-{n}") for n in range(1, _MOST_TWINS))
+    for folder in (first, *twins):
+        found = _reuse(folder, sha256)
+        if found or not in_use(folder / _RECORD):
+            return folder, found
+    raise TransportError("io.busy", f"{_MOST_TWINS} trees of this image are in use, and were changed", where=str(first))
+
+
+def _hold(folder: Path) -> BinaryIO:
+    record = folder / _RECORD
+    held = hold(record)
+    with suppress(OSError):
+        os.utime(record)
+    return held
 
 
 def _reuse(folder: Path, sha256: str) -> Staged | None:
@@ -170,7 +204,7 @@ def _staged(folder: Path, unpacked: Unpacked, sha256: str, reused: bool) -> Stag
 def _unpack(source: Path, folder: Path, unpack: Unpack, sha256: str, emit: Emit) -> Staged:
     before = source.stat()
     discard(folder)
-    partial = folder.with_name(folder.name + ".partial")
+    partial = folder.with_name(folder.name + _PARTIAL)
     discard(partial)
     partial.mkdir(mode=0o700)
     try:
@@ -204,3 +238,39 @@ def discard(folder: Path) -> None:
         remove_tree(str(folder))
     except RunnerError as error:
         raise TransportError("io.busy", error.message, where=str(folder)) from None
+
+
+@dataclass(frozen=True, slots=True)
+class StagedTree:
+    """One tree in a cache, whole or left half unpacked by a run that died.
+
+    Attributes:
+        folder: it and its record.
+        used: when a run last took it, seconds since 1970; of a half tree, when it was begun.
+    """
+
+    folder: Path
+    used: float
+
+
+def staged_trees(cache: Path) -> Iterator[StagedTree]:
+    """The trees that ``stage`` has made in a cache; nothing else that lies there."""
+    for folder in sorted(cache.glob("*/")) if cache.is_dir() else ():
+        if not folder.is_symlink() and _TREE.fullmatch(folder.name):
+            record = folder / _RECORD
+            with suppress(FileNotFoundError):
+                yield StagedTree(folder, record.stat().st_mtime if record.exists() else folder.stat().st_ctime)
+
+
+def remove_staged(tree: StagedTree) -> bool:
+    """Remove a tree unless somebody uses it, or stages the same image just now; says whether it is gone. Idempotent.
+
+    Raises:
+        TransportError: ``io.busy``: something is mounted in it.
+        OSError: the disk.
+    """
+    with alone_now(_lock(tree.folder)) as free:
+        if not free or in_use(tree.folder / _RECORD):
+            return False
+        discard(tree.folder)
+        return True

@@ -210,8 +210,10 @@ def _misfits(gate: Gate, os: str, candidate: Candidate, run: _Run, now: datetime
         out.append(f"engine {receipt.engine}, wanted {' or '.join(gate.engines)}")
     if os and receipt.host.os != os:
         out.append(f"ran on {receipt.host.os or 'an unnamed system'}, wanted {os}")
-    if gate.min_tool and not version_at_least(receipt.tools.get(TOOL, ""), gate.min_tool):
-        out.append(f"made by {TOOL} {receipt.tools.get(TOOL, 'of unknown version')}, wanted {gate.min_tool} or newer")
+    if not receipt.tools.get(TOOL):
+        out.append(f"does not say which {TOOL} made it")
+    elif gate.min_tool and not version_at_least(receipt.tools[TOOL], gate.min_tool):
+        out.append(f"made by {TOOL} {receipt.tools[TOOL]}, wanted {gate.min_tool} or newer")
     if gate.max_age_days and now - parse_time(receipt.finished) > timedelta(days=gate.max_age_days):
         out.append(f"older than {gate.max_age_days} days: {receipt.finished}")
     return out + (_wrong_hardware(gate.hardware, receipt.host) if gate.hardware else [])

@@ -244,6 +244,18 @@ class Discovery(unittest.TestCase):
         self.assertEqual(injection.env["NVIDIA_VISIBLE_DEVICES"], "void")
         self.assertEqual([g.uuid for g in injection.gpus], [UUIDS[0]])
 
+    def test_a_uuid_may_be_begun_only(self) -> None:
+        """CUDA_VISIBLE_DEVICES=GPU-2222 is what many write; of two that begin so neither is meant."""
+        for cdi in (False, True):
+            if cdi:
+                self.machine.write("etc/cdi/nvidia.yaml", CDI_YAML)
+            self.assertEqual([g.minor for g in self.discover("GPU-2222").gpus], [1])
+            for device in ("GPU-3", "G", "2222", UUIDS[0] + "0"):
+                self.assertEqual(self.code(device), "gpu.device", device)
+            self.assertEqual([g.minor for g in self.discover(UUIDS[1], "GPU-2").gpus], [1])
+        shutil.rmtree(self.root / "etc/cdi")
+        self.assertEqual(self.code("GPU-"), "gpu.device")
+
     def test_cdi_all_and_by_uuid(self) -> None:
         self.machine.write("etc/cdi/nvidia.yaml", CDI_YAML)
         self.assertEqual([g.minor for g in self.discover().gpus], [0, 1])

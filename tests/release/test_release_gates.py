@@ -177,6 +177,12 @@ def test_an_older_tool_is_refused(tool: str, ok: bool) -> None:
     assert version_at_least(tool, "0.2.0") is ok
 
 
+@pytest.mark.parametrize("tools", [{}, {"python": "3.11"}, {"oci-builder": ""}])
+def test_a_receipt_that_does_not_say_what_made_it_meets_no_gate(tools: dict[str, str]) -> None:
+    state, reasons = only(run([ARCHIVE], receipt(tools=tools)))
+    assert (state, "does not say which oci-builder" in reasons) == ("candidate", True)
+
+
 def test_an_old_receipt_is_refused() -> None:
     gate = {**ARCHIVE, "max_age_days": 30}
     assert only(run([gate], receipt()))[1].startswith("r0.json: older than 30 days")

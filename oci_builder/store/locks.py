@@ -1,0 +1,63 @@
+"""Locks between processes: on a file's content as a whole, dropped by the kernel when their holder dies."""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+
+@contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """While inside, nobody else is inside with this file, which is made when absent. Waits for its turn.
+
+    Raises:
+        OSError: the file cannot be made, or its file system has no locks.
+    """
+    with path.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
+def alone_now(path: Path) -> Iterator[bool]:
+    """As ``alone``, but gives False at once where somebody else is inside."""
+    with path.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        yield True
+
+
+def hold(path: Path) -> BinaryIO:
+    """Say that a file is in use, for as long as what is returned stays open; any number of processes may.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    file = path.open("rb")
+    # On a file system without locks nobody can be told.
+    with suppress(OSError):
+        fcntl.flock(file, fcntl.LOCK_SH)
+    return file
+
+
+def in_use(path: Path) -> bool:
+    """Whether anybody holds a file (``hold``). An absent one is held by nobody.
+
+    Raises:
+        OSError: the file cannot be opened.
+    """
+    try:
+        # Network file systems lock exclusively only what is open for writing.
+        with path.open("r+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except FileNotFoundError:
+        pass
+    return False
