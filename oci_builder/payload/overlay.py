@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from oci_builder.model.errors import SpecError, TransportError
 from oci_builder.model.jsontext import dump_json
@@ -66,11 +67,29 @@ def apply_overlay(tree: Path, overlay: Path) -> list[str]:
     Raises:
         SpecError: ``payload.overlay``: a file is neither pristine nor patched; nothing was written.
     """
-    argv = [sys.executable, "-I", "-B", str(overlay / "apply.py"), str(tree), "--json"]
+    return list(_apply(overlay, tree)["changed"])
+
+
+def fix_packages(env: Path, overlay: Path) -> dict[str, Any]:
+    """Put the overlay's fixes into an environment's packages, as upstream does when a worker starts. Idempotent.
+
+    Returns:
+        ``fixed``: for each fix ``package``, ``version``, ``path`` below the environment, the ``sha256`` of the pristine
+        and of the ``patched`` file, and ``why``; ``other``: packages of versions that it has no fixes for.
+
+    Raises:
+        SpecError: ``payload.overlay``: a file is neither pristine nor patched; nothing was written.
+    """
+    said = _apply(overlay, env, "--packages")
+    return {"fixed": said["fixed"], "other": said["other"]}
+
+
+def _apply(overlay: Path, tree: Path, *options: str) -> dict[str, Any]:
+    argv = [sys.executable, "-I", "-B", str(overlay / "apply.py"), str(tree), *options, "--json"]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SpecError("payload.overlay", done.stderr.strip()[-1000:], where=str(tree))
-    return list(json.loads(done.stdout)["changed"])
+    return dict(json.loads(done.stdout))
 
 
 def _check_made_for(overlay: Path, commit: str) -> None:

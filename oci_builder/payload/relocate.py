@@ -17,7 +17,7 @@ import shutil
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,8 +77,11 @@ def plan_relocation(root: Path, prefixes: Prefixes) -> tuple[Change, ...]:
         raise disk_error(error, "planning a relocation") from None
 
 
-def apply_relocation(root: Path, changes: Sequence[Change]) -> None:
+def apply_relocation(root: Path, changes: Sequence[Change], edited: Iterable[bytes] = ()) -> None:
     """Do what was planned, then correct the RECORDs that list what was changed. Modes and times stay.
+
+    Args:
+        edited: paths below the root that somebody else changed before.
 
     Raises:
         SpecError: ``payload.patchelf`` when a search path must change and there is no patchelf.
@@ -89,7 +92,7 @@ def apply_relocation(root: Path, changes: Sequence[Change]) -> None:
     try:
         for change in changes:
             _apply(top, change, made)
-        _correct_records(top, {change.path for change in changes})
+        _correct_records(top, {*edited, *(change.path for change in changes)})
     except OSError as error:
         raise disk_error(error, "relocating") from None
 

@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,14 +23,15 @@ from oci_builder.model.spec import HostBase, LockTier, RequirementsTier, Spec
 from oci_builder.payload.bytecode import WORKER, compile_tree
 from oci_builder.payload.cuda import cuda_texts
 from oci_builder.payload.licences import collect_licences, python_texts
-from oci_builder.payload.overlay import export_source, overlay_identity, resolve_commit
+from oci_builder.payload.overlay import export_source, fix_packages, overlay_identity, resolve_commit
 from oci_builder.payload.python import original_names, stage_python
 from oci_builder.payload.relocate import apply_relocation, plan_relocation, prefixes_of
 from oci_builder.payload.relocate_audit import AuditOptions, audit
 from oci_builder.payload.uv import Interpreter, Programs
 
-_FORMAT = 4
+_FORMAT = 5
 _RECORD = "runtime.json"
+_FIX = ("path", "sha256", "patched", "why")
 _MARKER_SCHEMA = "oci-builder/runtime/1"
 # Where a folder of the build machine may stand, and why that does no harm.
 _ALLOWED = (
@@ -112,7 +113,7 @@ def assemble_runtime(
         emit(Event("done", "runtime", unit="items"))
     made = {name: place / "envs" / name for name in inputs.tiers}
     trees = {name: place / name for name in ("python", "source") if (place / name).is_dir()}
-    files = {**_marker(spec, inputs.commit), **_inventories(inputs.tiers)}
+    files = {**_marker(spec, inputs.commit), **_inventories(inputs.tiers, place)}
     kept = [place, *(env.parent for env in inputs.tiers.values()), *([inputs.shipped] if inputs.shipped else [])]
     whole = {name: made.get(name, path) for name, path in tiers.items()}
     return Runtime(whole, trees, files, made=True, kept=tuple(path.name for path in kept))
@@ -190,14 +191,15 @@ def _make(spec: Spec, inputs: _Inputs, work: Path, place: Path, jobs: int, emit:
             link_tree(inputs.shipped, root / "python")
         if inputs.project is not None:
             export_source(inputs.project, inputs.commit, root / "source", inputs.overlay)
-        _relocate(spec, inputs, work, root, jobs, emit)
+        fixes = _fix(inputs, root, emit)
+        _relocate(spec, inputs, work, root, jobs, fixes, emit)
         if inputs.shipped is not None:
             for name in inputs.tiers:
                 _prove_home(root, name)
         build = hashlib.sha256(inputs.python.identity.encode()).hexdigest()[:16]
         compile_tree(root, python, work / f"bytecode-{build}", jobs)
         _plain_folders(root)
-        (root / _RECORD).write_bytes(dump_json({"format": _FORMAT, "prefix": spec.prefix}))
+        (root / _RECORD).write_bytes(dump_json({"format": _FORMAT, "prefix": spec.prefix, "fixes": fixes}))
         try:
             root.rename(place)
         except OSError:
@@ -207,14 +209,30 @@ def _make(spec: Spec, inputs: _Inputs, work: Path, place: Path, jobs: int, emit:
         shutil.rmtree(root, ignore_errors=True)
 
 
-def _relocate(spec: Spec, inputs: _Inputs, work: Path, root: Path, jobs: int, emit: Emit) -> None:
+def _fix(inputs: _Inputs, root: Path, emit: Emit) -> dict[str, list[dict[str, Any]]]:
+    """What the overlay mends in the packages of each tier."""
+    fixes: dict[str, list[dict[str, Any]]] = {}
+    if inputs.overlay is None:
+        return fixes
+    for name in sorted(inputs.tiers):
+        done = fix_packages(root / "envs" / name, inputs.overlay)
+        fixes[name] = done["fixed"]
+        for other in done["other"]:
+            emit(Event("note", "runtime", message=f"{name}: the overlay has no fixes for {other}"))
+    return fixes
+
+
+def _relocate(
+    spec: Spec, inputs: _Inputs, work: Path, root: Path, jobs: int, fixes: Mapping[str, Sequence[Any]], emit: Emit
+) -> None:
     built = {str(env): f"envs/{name}" for name, env in inputs.tiers.items()}
     if inputs.shipped:
         names = original_names(inputs.python.path)
         built |= {name: f"python/{below}".rstrip("/") for name, below in names.items()}
     prefixes = prefixes_of(root, spec.prefix, built)
     changes = plan_relocation(root, prefixes)
-    apply_relocation(root, changes)
+    edited = [f"envs/{tier}/{fix['path']}" for tier, found in fixes.items() for fix in found]
+    apply_relocation(root, changes, map(os.fsencode, edited))
     emit(Event("note", "runtime", message=f"{len(changes)} files and links relocated"))
     external = () if inputs.shipped else (str(inputs.python.path), f"{inputs.python.path.parent}/python*")
     options = AuditOptions((str(root), str(work), *built), external, _ALLOWED, jobs)
@@ -285,15 +303,23 @@ def _marker(spec: Spec, commit: str = "") -> dict[str, bytes]:
     return {_RECORD: dump_json({**about, "tiers": list(spec.tiers), "source": commit or None}) + b"\n"}
 
 
-def _inventories(tiers: Mapping[str, Path]) -> dict[str, bytes]:
-    return dict(_inventory(name, env) for name, env in sorted(tiers.items()))
+def _inventories(tiers: Mapping[str, Path], place: Path) -> dict[str, bytes]:
+    fixes = _read_json(place / _RECORD, place).get("fixes", {})
+    return dict(_inventory(name, env, fixes.get(name, ())) for name, env in sorted(tiers.items()))
 
 
-def _inventory(name: str, env: Path) -> tuple[str, bytes]:
+def _inventory(name: str, env: Path, fixes: Sequence[Mapping[str, Any]]) -> tuple[str, bytes]:
+    """As it lies beside the environment; a package that is not as its file brought it says so (``fixes``)."""
     path = env.parent / "inventory.json"
+    value = _read_json(path, path.parent)
+    for package in value["packages"]:
+        own = [{k: fix[k] for k in _FIX} for fix in fixes if fix["package"] == package["name"]]
+        package |= {"fixes": own} if own else {}
+    return f"inventory-{name}.json", (json.dumps(value, indent=1, sort_keys=True) + "\n").encode()
+
+
+def _read_json(path: Path, made: Path) -> Any:
     try:
-        data = path.read_bytes()
-        json.loads(data)
+        return json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise TransportError("payload.inventory", f"{path}: {error}; remove {path.parent}", where=str(path)) from None
-    return f"inventory-{name}.json", data
+        raise TransportError("payload.inventory", f"{path}: {error}; remove {made}", where=str(path)) from None

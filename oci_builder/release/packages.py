@@ -231,7 +231,19 @@ def _added(entry: Mapping[str, Any]) -> dict[str, Any]:
             out[key] = values
     if isinstance(entry.get("source"), str):
         out["source"] = redact_url(entry["source"])
+    fixes = entry.get("fixes")
+    if isinstance(fixes, list) and all(_is_fix(fix) for fix in fixes):
+        out["fixes"] = fixes
     return out
+
+
+def _is_fix(fix: object) -> bool:
+    forms = {"path": _TEXT, "sha256": _SHA256, "patched": _SHA256, "why": _TEXT}
+    return (
+        isinstance(fix, dict)
+        and fix.keys() == forms.keys()
+        and all(isinstance(fix[key], str) and form.fullmatch(fix[key]) for key, form in forms.items())
+    )
 
 
 def _key(package: Mapping[str, Any]) -> tuple[Any, Any]:

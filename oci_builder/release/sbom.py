@@ -14,7 +14,7 @@ from typing import Any
 
 from cyclonedx.model import ExternalReference, ExternalReferenceType, HashAlgorithm, HashType, Property, XsUri
 from cyclonedx.model.bom import Bom, BomMetaData
-from cyclonedx.model.component import Component, ComponentType
+from cyclonedx.model.component import Component, ComponentType, Patch, PatchClassification, Pedigree
 from cyclonedx.model.license import DisjunctiveLicense, LicenseExpression
 from cyclonedx.model.tool import ToolRepository
 from cyclonedx.output.json import JsonV1Dot6
@@ -165,7 +165,15 @@ def _component(package: Mapping[str, Any], bom_ref: str = "") -> Component:
         hashes=[HashType(alg=HashAlgorithm.SHA_256, content=hashes[0])] if len(hashes) == 1 else (),
         properties=list(_properties(package, hashes)),
         external_references=list(_origin(source)),
+        pedigree=_pedigree(package.get("fixes", ())),
     )
+
+
+def _pedigree(fixes: Sequence[Mapping[str, str]]) -> Pedigree | None:
+    """Where a package is not as its file brought it."""
+    notes = [f"{fix['path']}: SHA-256 {fix['patched']}, was {fix['sha256']}: {fix['why']}" for fix in fixes]
+    patches = [Patch(type=PatchClassification.UNOFFICIAL)]
+    return Pedigree(patches=patches, notes="\n".join(notes)) if notes else None
 
 
 def _licences(text: str) -> Iterator[DisjunctiveLicense | LicenseExpression]:

@@ -95,7 +95,7 @@ def test_any_user_starts_the_interpreter(place: Path, other: Path) -> None:
 
 def test_an_interpreter_that_stays_behind_is_refused(place: Path, other: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a moved runtime would do is tried before it is packed."""
-    monkeypatch.setattr(runtime_module, "apply_relocation", lambda root, changes: None)
+    monkeypatch.setattr(runtime_module, "apply_relocation", lambda *_: None)
     monkeypatch.setattr(runtime_module, "audit", lambda root, options: ())
     with pytest.raises(CheckFailed) as caught:
         assembled(spec_of({"base": {"requirements": "base.txt", "python": str(other)}}), place)
