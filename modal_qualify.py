@@ -12,6 +12,6 @@ app = script_app(__file__, "oci-builder-qualify", *STAGES)
 
 
 @app.local_entrypoint()
-def main(*words: str) -> None:
-    """The stage that the words choose."""
-    run_script(__file__, words, *STAGES)
+def main(*words: str) -> bytes:
+    """The stage that the words choose; its answer as JSON."""
+    return run_script(__file__, words, *STAGES)

@@ -43,10 +43,11 @@ PROGRESS = click.Choice(["auto", "bars", "json", "none"])
 
 @dataclass(slots=True)
 class Settings:
-    """The group's options."""
+    """The group's options, and what a stage answered, for the scripts that call its command."""
 
     verbose: bool = False
     progress: str = "auto"
+    answer: Any = None
 
     @contextmanager
     def emitting(self) -> Iterator[Emit]:
@@ -172,6 +173,13 @@ def hide(text: str) -> str:
     return redact(text, secret_values(os.environ))
 
 
+def json_bytes(value: Any) -> bytes:
+    """A result as ``--json`` prints it."""
+    shown = redact_value(value, secret_values(os.environ))
+    text = json.dumps(shown, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+    return text.encode("utf-8", "backslashreplace")
+
+
 def write_json(value: Any, target: str | None) -> None:
     """Write a result; ``-`` is standard output, ``None`` nowhere.
 
@@ -179,9 +187,7 @@ def write_json(value: Any, target: str | None) -> None:
     """
     if target is None:
         return
-    shown = redact_value(value, secret_values(os.environ))
-    text = json.dumps(shown, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
-    data = text.encode("utf-8", "backslashreplace")
+    data = json_bytes(value)
     if target == "-":
         sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()

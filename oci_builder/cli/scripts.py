@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import copy
-import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from oci_builder.cli.common import exit_statuses
+from oci_builder.cli.common import Settings, exit_statuses, json_bytes
 from oci_builder.model.errors import SpecError
+from oci_builder.release.files import require_file_place
 
 # Of this machine only: accepted, so that the stage command says why not, and not shown.
 _HERE = frozenset({"out", "cache", "scratch", "timeout", "any_gpu"})
+# The words of ``modal run`` before the script's name; of its App's own flags only those that matter here are looked at.
+_CLIENT = click.Command(
+    None,
+    {"ignore_unknown_options": True, "allow_extra_args": True, "allow_interspersed_args": False},
+    params=[
+        click.Option(["-n", "--name"]), click.Option(["-e", "--env"]), click.Option(["-w", "--write-result"]),
+        click.Option(["-q", "--quiet"], is_flag=True), click.Option(["-d", "--detach"], is_flag=True),
+        click.Option(["-i", "--interactive"], is_flag=True), click.Option(["-m"], is_flag=True),
+        click.Option(["--timestamps"], is_flag=True),
+    ],
+    add_help_option=False,
+)  # fmt: skip
 
 
 def script_app(script: str, name: str, *stages: str) -> Any:
@@ -26,33 +38,41 @@ def script_app(script: str, name: str, *stages: str) -> Any:
         name: of the App.
         stages: those that the script runs.
     """
-    if _asks_help(script, sys.argv):
+    client, rest = _around(script, sys.argv)
+    if "--help" in rest or "-h" in rest:
         run_script(script, ["--help"], *stages)
     with exit_statuses():
-        if _detaches(script, sys.argv):
+        if client.get("detach"):
             raise SpecError(
                 "stage.option", "--detach: a stage ends with its client; use a terminal that stays (tmux)",
                 where="--detach",
             )  # fmt: skip
+        if client.get("write_result"):
+            # The client opens it last, when the stage is paid for.
+            require_file_place(Path(client["write_result"]))
         from oci_builder.engines.modal_request import load_engine
 
         return load_engine().script(name)
 
 
-def run_script(script: str, words: Sequence[str], *stages: str) -> None:
+def run_script(script: str, words: Sequence[str], *stages: str) -> bytes:
     """Run one of the stages. All words but ``--stage NAME`` are options of ``oci-builder stage``.
 
     Args:
         words: after the script's name.
         stages: those that the script runs; a single one needs no ``--stage``.
+
+    Returns: the stage's answer, as ``--json`` prints it: ``modal run --write-result FILE`` writes it there.
     """
+    settings = Settings()
     try:
         with exit_statuses(verbose="-v" in words or "--verbose" in words):
-            script_command(stages).main(list(words), prog_name=f"modal run {Path(script).name}")
+            script_command(stages).main(list(words), prog_name=f"modal run {Path(script).name}", obj=settings)
     except SystemExit as end:
         # Modal marks an App as failed by any exception.
         if end.code not in (0, None) or "--help" in words or "-h" in words:
             raise
+    return json_bytes(settings.answer)
 
 
 def script_command(stages: Sequence[str]) -> click.Command:
@@ -87,25 +107,17 @@ def _refuse_engine(_context: click.Context, _option: click.Parameter, value: str
         raise SpecError("stage.option", "this script runs on Modal; elsewhere it is oci-builder stage NAME --on local")
 
 
-def _asks_help(script: str, argv: Sequence[str]) -> bool:
-    """The client was started for the script with --help: words before the script's name are the client's own."""
-    _, rest = _around(script, argv)
-    return "--help" in rest or "-h" in rest
-
-
-def _detaches(script: str, argv: Sequence[str]) -> bool:
-    """The client was asked to leave the App running. Its App here is the script's, which holds no stage."""
-    before, _ = _around(script, argv)
-    # -q, -i and -m may stand before it in one word; -n, -e and -w take the rest of theirs.
-    return any(word == "--detach" or re.match(r"-[qim]*d", word) for word in before)
-
-
-def _around(script: str, argv: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
-    """The words before the script's name and after it; none where it is not named."""
-    names = [Path(word.partition("::")[0]).stem for word in argv]
-    stem = Path(script).stem
-    at = names.index(stem) if stem in names else len(names)
-    return argv[1:at] if stem in names else (), argv[at + 1 :]
+def _around(script: str, argv: Sequence[str]) -> tuple[Mapping[str, Any], Sequence[str]]:
+    """The client's own options before the script's name, and the words after it; none where it is not named."""
+    found: dict[str, Any] = {}
+    words, stem = list(argv[1:]), Path(script).stem
+    while words:
+        context = _CLIENT.make_context("run", words, resilient_parsing=True)
+        found |= {name: value for name, value in context.params.items() if value}
+        named, *words = context.args or [""]
+        if Path(named.partition("::")[0]).stem == stem:
+            return found, words
+    return {}, ()
 
 
 __all__ = ["run_script", "script_app", "script_command"]

@@ -85,7 +85,8 @@ def stage_command(settings: Settings, /, name: str, engine: str, json_file: str 
                 results.append(_signed(result, asked["key"], requests[stage.name]))
                 if result["outcome"] != "pass":
                     break
-    write_json(results[0] if len(results) == 1 else results, json_file)
+    settings.answer = results[0] if len(results) == 1 else results
+    write_json(settings.answer, json_file)
     if json_file is None:
         for result in results:
             _show(result)

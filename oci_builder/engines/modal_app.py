@@ -101,7 +101,7 @@ def run_on_modal(name: str, request: Request, emit: Emit = silent) -> dict[str, 
         emit(Event("note", name, message=f"{request.release}: {', '.join(changed)}"))
     if left := result.pop("left", ""):
         _take_left(left, result, request, emit)
-    return localized(result, request)
+    return localized(result, request, sent)
 
 
 def _take_left(left: str, result: dict[str, Any], request: Request, emit: Emit) -> None:

@@ -25,11 +25,12 @@ _XATTR = "SCHILY.xattr."
 
 class As(Enum):
     """How a thing travels: a ``TREE`` that becomes part of an image with its owners and attributes, ``FILES`` without
-    them, a ``PROJECT`` without the caches in it, too."""
+    them, a ``PROJECT`` without the caches in it, too; a ``HISTORY`` replaces what is called so in a project."""
 
     TREE = "tree"
     PROJECT = "project"
     FILES = "files"
+    HISTORY = "history"
 
 
 _CACHES = frozenset({".venv", "__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache"})
@@ -101,9 +102,10 @@ def unpack(archive: Path, folder: Path) -> None:
 def _found(items: Mapping[str, Item]) -> Iterator[tuple[Path, str, As]]:
     """Place, name in the tar and way of everything that travels, folders before what is in them."""
     seen: set[str] = set()
+    replaced = {name for name, item in items.items() if item.how is As.HISTORY}
     for name, item in sorted(items.items()):
         # A lock inside its project, one project for three tiers: what a folder holds is there already.
-        if any(name == other or name.startswith(f"{other}/") for other in seen):
+        if item.how is not As.HISTORY and any(name == other or name.startswith(f"{other}/") for other in seen):
             continue
         seen.add(name)
         left = [(Path(os.path.realpath(item.path)), name)]
@@ -111,8 +113,9 @@ def _found(items: Mapping[str, Item]) -> Iterator[tuple[Path, str, As]]:
             place, named = left.pop()
             yield place, named, item.how
             if place.is_dir() and not place.is_symlink():
-                names = sorted(os.listdir(place), reverse=True)
-                left += [(place / n, f"{named}/{n}") for n in names if item.how is not As.PROJECT or n not in _CACHES]
+                names = [n for n in os.listdir(place) if item.how is not As.PROJECT or n not in _CACHES]
+                found = ((place / n, f"{named}/{n}") for n in sorted(names, reverse=True))
+                left += [pair for pair in found if pair[1] not in replaced]
 
 
 def _info(tar: tarfile.TarFile, place: Path, name: str, how: As) -> tarfile.TarInfo | None:
@@ -121,7 +124,7 @@ def _info(tar: tarfile.TarFile, place: Path, name: str, how: As) -> tarfile.TarI
     if info is None:
         return None
     info.uname = info.gname = ""
-    info.mtime = int(info.mtime)
+    info.mtime = 0 if how is As.HISTORY else int(info.mtime)  # that was made just now
     if how is not As.TREE:
         info.uid = info.gid = 0
         return info

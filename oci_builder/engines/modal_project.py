@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from oci_builder.engines.modal_history import Carried, carry_projects
 from oci_builder.engines.modal_inputs import As, Item, write_inputs
 from oci_builder.engines.stages import Request
 from oci_builder.engines.stages_options import FILES
@@ -35,8 +36,9 @@ from oci_builder.model.spec import (
     Spec,
     load_spec,
 )
-from oci_builder.payload.checkout import check_commit, require_own_history
+from oci_builder.payload.checkout import check_commit
 from oci_builder.release.files import replace_file
+from oci_builder.store.scratch import scratch_folder
 from oci_builder.transports.layerfiles import read_definitions
 
 # Options that name a file of the sender; those that name a whole root are of this machine only.
@@ -60,30 +62,39 @@ def pack(request: Request, target: Path, mounts: Iterable[str] = (), *, whole: b
 
     Raises:
         SpecError: ``spec.*`` (``spec.path``: an input is missing); ``modal.project``: the spec names something outside
-            its folder, or too much; ``layers.*``: as ``read_definitions``; ``payload.commit``, ``payload.history``: a
-            project is not the checkout that it should be, or would not be one there.
+            its folder, or too much; ``layers.*``: as ``read_definitions``; ``payload.commit``: a project is not the
+            checkout that it should be; ``payload.history``: as ``carry_projects``.
         TransportError: ``io.*``.
     """
     path = Path(request.spec)
     spec, folder = load_spec(path), path.absolute().parent
     release = release_folder(request.release) if request.release else None
-    named = {f"spec/{name}": Item(folder / name, how) for name, how in _named(spec, folder, tuple(mounts), whole)}
-    sent = {**request.to_json(), "spec": f"spec/{path.name}", "key": "", "work": "", "scratch": ""}
-    named[sent["spec"]] = Item(path.absolute())
-    if whole:
-        _require_inputs(spec, folder)
+    names = _named(spec, folder, tuple(mounts), whole)
+    with scratch_folder(target.parent, "histories-") as scratch:
+        carried = _require_inputs(spec, folder, scratch) if whole else Carried()
+        home = PurePosixPath("spec", carried.above)
+        named = {str(home / name): Item(folder / name, how) for name, how in names}
+        sent = {**request.to_json(), "spec": str(home / path.name), "key": "", "work": "", "scratch": ""}
+        named[sent["spec"]] = Item(path.absolute())
+        sent |= _sent_files(request, release, named)
+        write_inputs(target, {**named, **carried.items})
+    return sent
+
+
+def _sent_files(request: Request, release: Path | None, named: dict[str, Item]) -> dict[str, Any]:
+    """Add the files of options and the release folder to what travels; those parts of the request."""
     options = dict(request.options)
     for option in FILE_OPTIONS:
         if isinstance(options.get(option), str) and options[option]:
             file = Path(options[option])
             options[option] = f"inputs/{option}/{file.name}"
             named[options[option]] = Item(file.absolute())
-    if release is not None:
-        sent["release"] = f"releases/{release.name}"
-        if release.is_dir():
-            named[sent["release"]] = Item(release)
-    write_inputs(target, named)
-    return {**sent, "options": options}
+    if release is None:
+        return {"options": options}
+    there = f"releases/{release.name}"
+    if release.is_dir():
+        named[there] = Item(release)
+    return {"options": options, "release": there}
 
 
 def release_folder(text: str) -> Path:
@@ -282,18 +293,20 @@ def _named(spec: Spec, folder: Path, mounts: tuple[str, ...], whole: bool) -> li
     return found
 
 
-def _require_inputs(spec: Spec, folder: Path) -> None:
+def _require_inputs(spec: Spec, folder: Path, scratch: Path) -> Carried:
     """What the build would refuse of packaging files and projects, an hour and a machine earlier."""
     if spec.files is not None and not spec.files.startswith("/"):
-        read_definitions(folder / spec.files, spec.effective_limits)
+        read_definitions(folder / spec.files, spec.effective_limits, moved=True)
+    fields: dict[str, str] = {}
     checked = set()
     for name, tier in spec.tiers.items():
-        if isinstance(tier, LockTier) and not tier.project.startswith("/"):
-            wanted = (tier.project, tier.commit)
-            if wanted not in checked:
-                check_commit(folder / tier.project, tier.commit, f"tiers.{name}")
-                require_own_history(folder / tier.project, f"tiers.{name}")
-                checked.add(wanted)
+        if not isinstance(tier, LockTier) or tier.project.startswith("/"):
+            continue
+        where = fields.setdefault(tier.project, f"tiers.{name}")
+        if (tier.project, tier.commit) not in checked:
+            check_commit(folder / tier.project, tier.commit, where)
+            checked.add((tier.project, tier.commit))
+    return carry_projects(fields, folder, scratch)
 
 
 def _hint(path: Path) -> str:

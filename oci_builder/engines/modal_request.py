@@ -64,15 +64,19 @@ def prepare(stage: Stage, request: Request, spec: Spec, portable: str, inputs: P
     return {**sent, "out": _folder_name(request, spec)}
 
 
-def localized(result: Mapping[str, Any], request: Request) -> dict[str, Any]:
-    """A container's result with the sender's paths for the sender's files."""
+def localized(result: Mapping[str, Any], request: Request, sent: Mapping[str, Any]) -> dict[str, Any]:
+    """A container's result with the sender's paths for the sender's files.
+
+    Args:
+        sent: the request as the container got it.
+    """
     found = dict(result)
     there = found.pop("inputs", "")
     if not there:
         return found
-    pairs = [(f"{there}/spec", str(Path(request.spec).absolute().parent))]
+    pairs = [(f"{there}/{Path(sent['spec']).parent}", str(Path(request.spec).absolute().parent))]
     if request.release:
-        pairs.insert(0, (f"{there}/releases/{release_folder(request.release).name}", request.release))
+        pairs.insert(0, (f"{there}/{sent['release']}", request.release))
 
     def here(text: str) -> str:
         for far, near in pairs:

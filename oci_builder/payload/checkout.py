@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from oci_builder.model.errors import SpecError, show
@@ -107,7 +107,7 @@ def clone(project: Path, commit: str, target: Path, where: str) -> Path:
         SpecError: ``payload.commit``.
     """
     _clone(top_of(project, where), commit, target, where)
-    return target / _line(project, where, "rev-parse", "--show-prefix")
+    return target / prefix_of(project, where)
 
 
 def top_of(project: Path, where: str) -> Path:
@@ -119,22 +119,53 @@ def top_of(project: Path, where: str) -> Path:
     return Path(_line(project, where, "rev-parse", "--show-toplevel"))
 
 
-def require_own_history(project: Path, where: str) -> None:
-    """A copy of the project's folder is the same checkout: its history lies in that folder, and all of it.
+def prefix_of(project: Path, where: str) -> str:
+    """The project's folder below the top of its checkout; empty where it is that.
 
     Raises:
-        SpecError: ``payload.history``; ``payload.commit``: it is no checkout.
+        SpecError: ``payload.commit``: it is no checkout.
+    """
+    return _line(project, where, "rev-parse", "--show-prefix").rstrip("/")
+
+
+def has_own_history(project: Path, where: str) -> bool:
+    """Whether a copy of the project's folder is the same checkout: its history lies in that folder, and all of it.
+
+    Raises:
+        SpecError: ``payload.commit``: it is no checkout.
     """
     common = Path(os.path.realpath(_git_path(project, ".", where)))
     borrowed = _git_path(project, "objects/info/alternates", where).exists()
-    if not borrowed and common.is_relative_to(os.path.realpath(project)):
-        return
-    why = "its objects are another repository's" if borrowed else f"its history lies in {show(str(common))}"
-    raise SpecError(
-        "payload.history", f"{where}: {show(str(project))} cannot be sent as it is: {why} (a submodule, a worktree or "
-        "a folder of a larger repository); put a checkout of its own there: git clone --recurse-submodules",
-        where=f"{where}.project",
-    )  # fmt: skip
+    return not borrowed and common.is_relative_to(os.path.realpath(project))
+
+
+def carry(source: Path, kept: Sequence[str], target: Path, where: str) -> Path:
+    """A repository of its own for a checkout, at the same commit: all that the commit and its tags reach.
+
+    The same checkout gives the same bytes (with the same git).
+
+    Args:
+        source: top folder of the checkout, which is clean.
+        kept: folders that will be there beside the repository, ``""`` for all; what else the commit has is marked as
+            left out (skip-worktree), and no change.
+        target: a new folder.
+
+    Returns: the repository, ``target/.git``.
+
+    Raises:
+        SpecError: ``payload.commit``.
+    """
+    _borrow_objects(source, target, where)
+    git(target, "config", "core.logAllRefUpdates", "false", where=where)  # such a log says when
+    git(target, "update-ref", "--no-deref", "HEAD", _line(source, where, "rev-parse", "HEAD"), where=where)
+    git(target, "read-tree", "HEAD", where=where)
+    names = git(target, "ls-files", "-z", where=where).split(b"\0")
+    below = tuple(os.fsencode(f"{folder}/" if folder else "") for folder in kept)
+    left = b"".join(name + b"\0" for name in names if name and not name.startswith(below))
+    git(target, "update-index", "-z", "--skip-worktree", "--stdin", where=where, told=left)
+    git(target, "-c", "pack.threads=1", "repack", "-a", "-d", "-q", where=where)
+    (target / ".git/objects/info/alternates").unlink()
+    return target / ".git"
 
 
 def _clone(source: Path, commit: str, target: Path, where: str) -> None:
@@ -155,6 +186,12 @@ def borrow(source: Path, commit: str, target: Path, where: str) -> None:
     Raises:
         SpecError: ``payload.commit``.
     """
+    _borrow_objects(source, target, where)
+    git(target, "checkout", "--quiet", "--detach", commit, where=where)
+
+
+def _borrow_objects(source: Path, target: Path, where: str) -> None:
+    """An empty repository with another's objects and tags."""
     kind = _line(source, where, "rev-parse", "--show-object-format")
     target.mkdir(parents=True, exist_ok=True)
     git(target, "init", "--quiet", "--template=", f"--object-format={kind}", where=where)
@@ -168,7 +205,6 @@ def borrow(source: Path, commit: str, target: Path, where: str) -> None:
         shutil.copyfile(shallow, inside / "shallow")
     tags = git(source, "for-each-ref", "--format=create %(refname) %(objectname)", "refs/tags", where=where)
     git(target, "update-ref", "--stdin", where=where, told=tags)
-    git(target, "checkout", "--quiet", "--detach", commit, where=where)
 
 
 def _git_path(source: Path, name: str, where: str) -> Path:

@@ -122,6 +122,19 @@ def require_writable(folder: Path) -> None:
     _remove(_write_temp(folder / "probe", b"", 0o600))
 
 
+def require_file_place(path: Path) -> None:
+    """Find out that a result could not be written to ``path`` before there is one. Writes nothing.
+
+    Raises:
+        SpecError: ``spec.path``: a folder, or below one that is not there. TransportError: ``io.readonly``.
+    """
+    folder = path.absolute().parent
+    if path.is_dir() or not folder.is_dir():
+        raise SpecError("spec.path", f"{show(str(path))} is no place for a file; name one in a folder", where=str(path))
+    if not os.access(path if path.exists() else folder, os.W_OK):
+        raise TransportError("io.readonly", f"{show(str(path))} cannot be written", where=str(path))
+
+
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """One writer at a time in a folder; the lock ends with its process. Not to be nested.

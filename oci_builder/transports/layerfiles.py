@@ -37,10 +37,15 @@ _MOST = 64 << 20
 Files = dict[bytes, InlineFile]
 
 
-def read_definitions(folder: Path, limits: Limits = DEFAULT_LIMITS, emit: Emit = silent) -> dict[str, Files]:
+def read_definitions(
+    folder: Path, limits: Limits = DEFAULT_LIMITS, emit: Emit = silent, *, moved: bool = False
+) -> dict[str, Files]:
     """Layer name -> path below the prefix -> file, for every definition in the folder.
 
     Symbolic links in a folder stay links; what is ``from`` itself is followed, within the definitions' folder.
+
+    Args:
+        moved: a copy of the folder elsewhere must say the same: a link that is followed may not be absolute.
 
     Raises:
         SpecError: ``spec.path`` when there is no such folder, ``layers.definition`` names the file and the key,
@@ -54,7 +59,7 @@ def read_definitions(folder: Path, limits: Limits = DEFAULT_LIMITS, emit: Emit =
     out: dict[str, Files] = {}
     total = 0
     for path in sorted(folder.glob("*.toml")):
-        definition = _Definition(folder, path, limits, emit)
+        definition = _Definition(folder, path, limits, emit, moved)
         name, files = definition.read()
         known = out.setdefault(name, {})
         for place, file in files:
@@ -70,8 +75,8 @@ def read_definitions(folder: Path, limits: Limits = DEFAULT_LIMITS, emit: Emit =
 class _Definition:
     """One definition's file."""
 
-    def __init__(self, folder: Path, path: Path, limits: Limits, emit: Emit) -> None:
-        self.folder, self.path, self.limits, self.emit = folder, path, limits, emit
+    def __init__(self, folder: Path, path: Path, limits: Limits, emit: Emit, moved: bool) -> None:
+        self.folder, self.path, self.limits, self.emit, self.moved = folder, path, limits, emit, moved
 
     def refuse(self, reason: str) -> NoReturn:
         """Raise ``layers.definition``."""
@@ -79,6 +84,9 @@ class _Definition:
 
     def read(self) -> tuple[str, Iterator[tuple[bytes, InlineFile]]]:
         """The layer's name, and its files."""
+        if not self.path.resolve().is_relative_to(self.folder.resolve()):
+            self.refuse(f"leads out of the folder to {show(str(self.path.resolve()))}; put a copy into it")
+        self._require_movable(self.path.name)
         value = self._parse()
         if unknown := set(value) - _KEYS:
             self.refuse(f"unknown key {show(sorted(unknown)[0])}")
@@ -128,7 +136,14 @@ class _Definition:
             self.refuse(f"from: must be a path beside the definition, without .. (got {value!r}: {error})")
         if not source.is_relative_to(self.folder.resolve()):
             self.refuse(f"from: {show(value)} leads out of the folder to {show(str(source))}; put a copy into it")
+        self._require_movable(value)
         return source
+
+    def _require_movable(self, name: str) -> None:
+        link = _absolute_link(self.folder, name) if self.moved else None
+        if link is not None:
+            self.refuse(f"{show(str(link))} is a link to {show(os.readlink(link))}, which is another place where this "
+                        "folder is copied to: make it relative (ln -sr)")  # fmt: skip
 
     def _target(self, value: Any) -> bytes:
         try:
@@ -149,6 +164,20 @@ class _Definition:
         if not isinstance(mode, str) or not _MODE.match(mode):
             self.refuse(f'mode: must be three octal digits as text, such as "755" (got {mode!r})')
         return int(mode, 8)
+
+
+def _absolute_link(folder: Path, name: str) -> Path | None:
+    """The first absolute link on the way to ``name``, which leads to something below the folder."""
+    place, parts = folder, list(Path(name).parts)
+    while parts:
+        place = place.parent if parts[0] == ".." else place / parts[0]
+        del parts[0]
+        if place.is_symlink():
+            target = Path(os.readlink(place))
+            if target.is_absolute():
+                return place
+            place, parts = place.parent, [*target.parts, *parts]
+    return None
 
 
 def _read(place: Path, mode: int | None) -> InlineFile:

@@ -54,9 +54,12 @@ def test_stages_run_with_it(client: tuple[Path, RunningPlane, Project]) -> None:
     version = subprocess.run(
         [python, "-c", "import modal; print(modal.__version__)"], check=True, capture_output=True, text=True
     ).stdout.strip()
+    answer = project.spec.with_name("answer.json")
     for name in ("package", "container"):
-        ran = plane.run("run", "-q", "modal_build.py", "--stage", name, *project.words, python=str(python))
+        ran = plane.run("run", "-q", "-w", str(answer), "modal_build.py", "--stage", name, *project.words, python=str(python))
         assert ran.status == 0, ran.text
+        written = json.loads(answer.read_bytes())
+        assert (written["stage"], written["outcome"]) == (name, "pass")
     ran = plane.run("run", "-q", "modal_qualify.py", "--stage", "single", *project.words, python=str(python))
     assert (ran.status, "error[needs.gpu]" in ran.err) == (4, True), ran.text
     functions = {f["name"]: f for f in plane.events("function")}

@@ -85,6 +85,21 @@ def test_packaging_files_that_the_build_would_refuse_cost_no_machine(source: str
     assert error.value.code == code
 
 
+def test_an_absolute_link_in_packaging_files_costs_no_machine(tmp_path: Path) -> None:
+    """It leads to the file here, and nowhere in the container."""
+    layers = made(tmp_path / "here", **{"one/x": "x", "layers/files/x": "x"}) / "layers"
+    (layers / "a.toml").write_text('name = "x"\n[[file]]\nfrom = "link"\nto = "x"\n')
+    (layers / "link").symlink_to(layers / "files/x")
+    asked = request(write_spec(tmp_path / "here", files="layers"))
+    with pytest.raises(SpecError) as error:
+        pack(asked, tmp_path / "inputs.tar")
+    assert error.value.code == "layers.definition" and "ln -sr" in error.value.message
+    assert not (tmp_path / "inputs.tar").exists()
+    (layers / "link").unlink()
+    (layers / "link").symlink_to("files/x")
+    assert round_trip(asked, tmp_path)["spec"]
+
+
 def repository(place: Path) -> Path:
     made(place, **{"pyproject.toml": '[project]\nname = "x"\nversion = "1"\n', "uv.lock": "version = 1\n"})
     git(place, "init", "--quiet")
@@ -115,33 +130,6 @@ def test_one_project_of_three_tiers_travels_once_without_its_environment(tmp_pat
     assert names.count("spec/RL/uv.lock") == 1
     assert "spec/RL/.git/HEAD" in names
     assert not [n for n in names if ".venv" in n]
-
-
-def submodule(here: Path) -> None:
-    git(here, "init", "--quiet")
-    git(here, "submodule", "add", "--quiet", str(repository(here.parent / "up")), "RL")
-
-
-def worktree(here: Path) -> None:
-    git(repository(here.parent / "up"), "worktree", "add", "--quiet", str(here / "RL"))
-
-
-def folder_of_a_larger_one(here: Path) -> None:
-    made(here, **{"RL/pyproject.toml": "", "RL/uv.lock": ""})
-    repository(here)
-
-
-def borrowed(here: Path) -> None:
-    git(here, "clone", "--quiet", "--shared", str(repository(here.parent / "up")), "RL")
-
-
-@pytest.mark.parametrize("make", [submodule, worktree, folder_of_a_larger_one, borrowed])
-def test_a_checkout_whose_history_lies_elsewhere_costs_no_machine(make: Any, tmp_path: Path) -> None:
-    (tmp_path / "here").mkdir()
-    make(tmp_path / "here")
-    with pytest.raises(SpecError) as error:
-        pack(request(project_spec(tmp_path / "here")), tmp_path / "inputs.tar")
-    assert error.value.code == "payload.history" and "git clone" in error.value.message
 
 
 @pytest.mark.parametrize("how", ["commit", "dirty", "no-git"])

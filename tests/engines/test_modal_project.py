@@ -177,7 +177,7 @@ def test_paths_of_the_container_become_the_sender_s(tmp_path: Path) -> None:
         "receipt_path": f"{far}/releases/r1/receipts/a.json",
         "error": {"code": "spec.path", "message": f"cannot read '{far}/spec/RL/uv.lock'", "exit": 2},
     }  # fmt: skip
-    got = localized(result, asked)
+    got = localized(result, asked, {"spec": "spec/spec.json", "release": "releases/r1"})
     assert got == {
         "notes": [f"recorded in {tmp_path}/releases/r1", f"{far}/releases/r10 and {far}/specs are not it"],
         "receipt_path": f"{tmp_path}/releases/r1/receipts/a.json",

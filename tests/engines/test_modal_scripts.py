@@ -15,7 +15,8 @@ from click.testing import CliRunner
 pytest.importorskip("modal", reason="needs the extra 'modal'")
 
 from oci_builder.cli import stages as stage_words
-from oci_builder.cli.scripts import script_command
+from oci_builder.cli.common import Settings, pass_settings
+from oci_builder.cli.scripts import _around, run_script, script_app, script_command
 from oci_builder.model.errors import SpecError
 from tests.engines.test_modal_clients import with_client
 from tests.lab.modal_plane_client import ROOT, Ran, RunningPlane
@@ -141,3 +142,45 @@ def test_a_script_is_no_program_of_its_own() -> None:
     code = "import sys; sys.argv = ['other', '--help']; import modal_build; print(modal_build.app.name)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stdout.strip()) == (0, "oci-builder-build"), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "client", "rest"),
+    [
+        (["run", "modal_build.py", "--stage", "build"], {}, ["--stage", "build"]),
+        (["run", "-qd", "-e", "dev", "x/modal_build.py::main", "-w", "y"], {"quiet", "detach", "env"}, ["-w", "y"]),
+        (["run", "-n", "modal_build", "-d", "modal_build.py"], {"name", "detach"}, []),
+        (["run", "-wout.json", "-m", "modal_build"], {"write_result", "m"}, []),
+        (["run", "--write-result=a", "--new-flag", "modal_build.py"], {"write_result"}, []),
+        (["run", "-w"], {}, []),
+        (["-d", "other.py"], {}, []),
+    ],
+)
+def test_the_client_s_words_are_told_from_the_script_s(words: list[str], client: set[str], rest: list[str]) -> None:
+    found, after = _around("/p/modal_build.py", ["modal", *words])
+    assert (set(found), list(after)) == (set(client), rest)
+
+
+@pytest.mark.parametrize("place", ["gone/x.json", "."])
+def test_an_answer_s_place_is_looked_at_before_anything_is_paid_for(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client opens the file of ``-w`` last of all."""
+    monkeypatch.setattr(sys, "argv", ["modal", "run", "-w", str(tmp_path / place), "modal_build.py"])
+    with pytest.raises(SystemExit) as ended:
+        script_app("modal_build.py", "x", "build")
+    assert ended.value.code == 2
+
+
+def test_the_answer_of_a_script_is_that_of_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What ``modal run -w FILE`` writes; bytes, for a name need not be text."""
+    answer = {"outcome": "pass", "exit": 0, "notes": ["\udcff ü"]}
+
+    @pass_settings
+    def run(settings: Settings, /, **values: Any) -> None:
+        settings.answer = answer
+        sys.exit(0)
+
+    monkeypatch.setattr(stage_words.stage_command, "callback", run)
+    written = run_script("modal_build.py", ["--stage", "build"], "build")
+    assert written.decode() == '{\n  "exit": 0,\n  "notes": [\n    "\\udcff ü"\n  ],\n  "outcome": "pass"\n}\n'

@@ -122,6 +122,42 @@ def test_a_link_within_the_folder_is_followed_and_its_target_is_watched(tmp_path
     assert contents == ["data\n", "other\n"]
 
 
+def test_a_definition_that_is_a_link_out_of_the_folder_is_refused(tmp_path: Path) -> None:
+    """The folder's fingerprint sees the link alone: a definition that changed there would pass for an old one."""
+    folder = folder_of(tmp_path, '[[file]]\nfrom = "d"\nto = "d"\n')
+    (folder / "one.toml").rename(tmp_path / "one.toml")
+    (folder / "one.toml").symlink_to("../one.toml")
+    with pytest.raises(SpecError, match="leads out of the folder") as caught:
+        read_definitions(folder)
+    assert caught.value.code == "layers.definition"
+
+
+@pytest.mark.parametrize("link", ["here", "folder", "through", "definition"])
+def test_an_absolute_link_within_the_folder_leads_nowhere_in_a_copy_of_it(link: str, tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, f'[[file]]\nfrom = "{link}/e/data"\nto = "y"\n')
+    if link == "here":
+        (folder / "one.toml").write_text('[[file]]\nfrom = "here"\nto = "y"\n')
+        (folder / "here").symlink_to(folder / "d/e/data")
+    elif link == "definition":
+        (folder / "one.toml").rename(folder / "one")
+        (folder / "one.toml").symlink_to(folder / "one")
+        (folder / "one").write_text('[[file]]\nfrom = "d"\nto = "d"\n')
+    else:
+        (folder / "folder").symlink_to(folder / "d")
+        (folder / "through").symlink_to("d/../folder")
+    assert len(read_definitions(folder)["one"]) >= 1
+    with pytest.raises(SpecError, match="ln -sr") as caught:
+        read_definitions(folder, moved=True)
+    assert caught.value.code == "layers.definition"
+
+
+def test_links_that_are_content_and_relative_ones_stay_whatever_they_say(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, '[[file]]\nfrom = "d"\nto = "d"\n[[file]]\nfrom = "near"\nto = "y"\n')
+    (folder / "d/absolute").symlink_to("/opt/rt/d/e")
+    (folder / "near").symlink_to("d/e/../e/data")
+    assert read_definitions(folder, moved=True) == read_definitions(folder)
+
+
 def test_a_socket_is_left_out_with_a_warning_and_much_content_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
