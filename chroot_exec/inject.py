@@ -52,13 +52,15 @@ def place(files: FileSystem, injection: Injection) -> None:
         for path in paths:
             files.bind(Bind(path, f"{folder}/{os.path.basename(path)}"))
     for path in injection.libraries:
-        _library_links(files.root, path, f"{LIBRARIES}/{os.path.basename(path)}", for_linkers=True)
+        _library_links(files, path, f"{LIBRARIES}/{os.path.basename(path)}", for_linkers=True)
     for source, target in injection.files:
         files.bind(Bind(source, target))
         if ".so." in target:
-            _library_links(files.root, source, target, for_linkers=False)
+            _library_links(files, source, target, for_linkers=False)
     for link, target in injection.links:
-        _link(files.root, link, target)
+        _link(files, link, target)
+    if files.read_only:
+        os.close(files.root.open(_CACHE, "file"))
     _write_configuration(files.root, injection)
 
 
@@ -103,19 +105,22 @@ def compat_folder(root: Root) -> tuple[str, str]:
     return "", ""
 
 
-def _library_links(root: Root, source: str, target: str, for_linkers: bool) -> None:
+def _library_links(files: FileSystem, source: str, target: str, for_linkers: bool) -> None:
     """Beside ``libx.so.580…`` its soname ``libx.so.1``, for programs, and ``libx.so``, for linkers (triton #8667)."""
     folder, _, name = target.rpartition("/")
     soname = elf.soname(source)
     for link in dict.fromkeys((soname, name.partition(".so")[0] + ".so" if for_linkers else "")):
         if link and link != name and "/" not in link:
-            _link(root, f"{folder}/{link}", name)
+            _link(files, f"{folder}/{link}", name)
 
 
-def _link(root: Root, path: str, target: str) -> None:
+def _link(files: FileSystem, path: str, target: str) -> None:
     folder, _, name = path.rpartition("/")
-    fd = root.directory(folder)
+    fd = files.root.directory(folder)
     try:
+        if files.facts.root == "read-only" and os.fstat(fd).st_dev == os.fstat(files.root.fd).st_dev:
+            files.facts.note(f"no link {path}: the tree is left as it is")
+            return
         if os.path.lexists(f"{fd_path(fd)}/{name}"):
             os.unlink(name, dir_fd=fd)
         os.symlink(target, name, dir_fd=fd)

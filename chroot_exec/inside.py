@@ -73,6 +73,8 @@ def _run(job: Job, files: FileSystem, control: int, out: dict[str, Any]) -> None
     for twin in job.check.twins if job.check else ():
         files.twin(twin.source, twin.target)
     _check_shm(job.check, files)
+    # While the root can still be written to.
+    workdir = _workdir(job, files.root)
     files.enter()
     # From here on no file of the host can be opened. Nor may the payload look into this process.
     syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
@@ -85,7 +87,7 @@ def _run(job: Job, files: FileSystem, control: int, out: dict[str, Any]) -> None
         env = {**base, **extra}
     if not seccomp.supported():
         files.facts.note("no system call filter for this machine")
-    _start(job, files, control, env, who, out)
+    _start(job, files, control, env, who, workdir, out)
 
 
 def _user(job: Job) -> str:
@@ -117,13 +119,11 @@ def _workdir(job: Job, root: Root) -> str:
 
 
 def _start(
-    job: Job, files: FileSystem, control: int, env: dict[str, str], who: identity.Identity, out: dict[str, Any]
-) -> None:
+    job: Job, files: FileSystem, control: int, env: dict[str, str], who: identity.Identity, workdir: str,
+    out: dict[str, Any],
+) -> None:  # fmt: skip
     if not job.argv:
         raise RunnerError("exec.empty", "nothing to run: no arguments, and the image has neither Entrypoint nor Cmd")
-    root = Root("/")
-    workdir = _workdir(job, root)
-    root.close()
     limit = job.request.output_limit
     captures = (process.Capture(limit), process.Capture(limit)) if job.check else None
     keep_chroot = files.facts.enter == "pivot_root"

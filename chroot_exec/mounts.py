@@ -44,7 +44,7 @@ class FileSystem:
     Args:
         request: what was asked for.
         base: an empty folder of the host; in this namespace it becomes the place where all of it stands.
-        made: told about every placeholder made in the tree itself (``write: direct`` only).
+        made: told about every placeholder made in the tree itself (never with an overlay).
         user_namespace: whether this process is root only in a user namespace of its own.
     """
 
@@ -59,8 +59,7 @@ class FileSystem:
         self._top = os.path.join(base, "root")
         os.mkdir(self._top)
         self._mount_root()
-        direct = self.facts.root == "direct"
-        self.root = Root(self._top, made if direct else None)
+        self.root = Root(self._top, made if self.facts.root != "overlay" else None)
         self._places = Places(self.root)
 
     def _mount_root(self) -> None:
@@ -70,7 +69,8 @@ class FileSystem:
                 self.facts.root = "overlay"
                 return
             self._bind_root(lower)
-            self.facts.root = "direct"
+            # Who asked for an overlay wants the tree as it is: others may run in it, and the next check does.
+            self.facts.root = "direct" if self._request.write == "direct" else "read-only"
         finally:
             os.close(lower)
 
@@ -86,7 +86,7 @@ class FileSystem:
         try:
             syscalls.mount("overlay", self._top, "overlay", MS_NODEV if self._user_namespace else _PRIVATE, options)
         except OSError as error:
-            self.facts.note(f"no overlay here ({error.strerror}): writes go to the tree itself")
+            self.facts.note(f"no overlay here ({error.strerror}): the tree is read-only, but for /tmp, /run and /dev")
             return False
         return True
 
@@ -321,6 +321,11 @@ class FileSystem:
         finally:
             os.close(fd)
 
+    @property
+    def read_only(self) -> bool:
+        """Whether nothing can be made in the root once it has been entered."""
+        return self._request.read_only or self.facts.root == "read-only"
+
     def enter(self) -> None:
         """Make it the root of this process; the old one is gone afterwards.
 
@@ -329,7 +334,7 @@ class FileSystem:
         """
         self._places.require_reachable(KERNEL)
         self._guard_proc()
-        if self._request.read_only:
+        if self.read_only:
             flags = os.statvfs(self._top).f_flag & (MS_NOSUID | MS_NODEV | 1024 | 2048)
             syscalls.mount("", self._top, "", MS_REMOUNT | MS_BIND | MS_RDONLY | flags)
         os.chdir(self._top)

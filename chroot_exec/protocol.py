@@ -102,7 +102,8 @@ class Request:
         root: absolute path of the unpacked image.
         state: folder for the records of runs; by default one of the user's own below the temporary folder.
         isolation: ``root``, ``rootless``, or ``auto`` (root when the process may make namespaces, else rootless).
-        write: ``overlay`` (writes go to memory and vanish) or ``direct`` (they go to ``root``).
+        write: ``overlay`` (writes go to memory and vanish; the root is read-only where the machine has no overlay for
+            it) or ``direct`` (they go to ``root``).
         read_only: the root file system is read-only; /tmp, /run, /dev and the binds stay as they are.
         network: ``none`` (only loopback) or ``host``.
         tmpfs: folders that become empty and writable.

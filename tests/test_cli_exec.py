@@ -118,8 +118,8 @@ main()
 """
 
 
-@pytest.mark.parametrize(("kind", "said"), [("direct", True), ("overlay", False)])
-def test_it_is_said_that_a_program_wrote_to_the_folder_itself(tmp_path: Path, kind: str, said: bool) -> None:
+@pytest.mark.parametrize(("kind", "said"), [("read-only", True), ("overlay", False)])
+def test_it_is_said_that_the_folder_was_read_only(tmp_path: Path, kind: str, said: bool) -> None:
     (tmp_path / "root").mkdir()
     done = run(tmp_path, "exec", tmp_path / "root", "--", "true", program=NO_OVERLAY % kind)
     assert (done.returncode, "no overlay" in done.stderr) == (7, said)

@@ -220,8 +220,8 @@ def exec_command(
         # As with docker run: the runner's own failures are told apart from the program's exit statuses.
         complain(f"error[{error.code}]: {error.message}")
         sys.exit(127 if error.code.startswith("exec.") else 125)
-    if ended.receipt["sandbox"].get("root") == "direct":
-        complain(f"note: this machine has no overlay for it: what it wrote is in {show(str(staged.root))} itself")
+    if ended.receipt["sandbox"].get("root") == "read-only":
+        complain(f"note: no overlay here for {show(str(staged.root))}: it was read-only but for /tmp and /run")
     if ended.message:
         complain(f"error[exec.start]: {ended.message}")
     sys.exit(ended.status)

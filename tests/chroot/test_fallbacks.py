@@ -60,12 +60,17 @@ class Fallbacks(SandboxCase):
         self.assertEqual(int(capabilities.split()[1], 16) >> 18 & 1, 0)
         self.assertIn("not permitted", text)
 
-    def test_no_overlay_writes_to_the_tree_and_says_so(self) -> None:
-        before = sorted(p.relative_to(self.root) for p in self.root.rglob("*"))
-        receipt = self.run_patched(NO_FILE_SYSTEM.format(kind="overlay"))
-        self.assertEqual(receipt["sandbox"]["root"], "direct")
+    def test_without_an_overlay_the_tree_is_read_only_and_says_so(self) -> None:
+        """Else a check could change what the next one, and other runs, find in the same tree."""
+        before = sorted((p.relative_to(self.root), p.lstat().st_size) for p in self.root.rglob("*"))
+        script = f"{SCRIPT}; echo x >> /etc/passwd; echo x > /new; pwd > /tmp/x && cat /tmp/x"
+        receipt = self.run_patched(NO_FILE_SYSTEM.format(kind="overlay"), script, workdir="/not/there/yet")
+        self.assertEqual(receipt["sandbox"]["root"], "read-only")
         self.assertIn("no overlay", " ".join(receipt["sandbox"]["notes"]))
-        self.assertEqual(sorted(p.relative_to(self.root) for p in self.root.rglob("*")), before)
+        check = receipt["checks"][0]
+        self.assertEqual(check["stderr"]["text"].count("Read-only"), 2)
+        self.assertTrue(check["stdout"]["text"].endswith("/not/there/yet\n"))
+        self.assertEqual(sorted((p.relative_to(self.root), p.lstat().st_size) for p in self.root.rglob("*")), before)
 
     def test_bound_nodes_where_mknod_is_refused(self) -> None:
         receipt = self.run_patched(NO_MKNOD, "stat -c %F%t:%T /dev/null /dev/full; " + SCRIPT)
