@@ -14,12 +14,15 @@ import json
 import os
 import stat
 import tempfile
+import time
 from collections.abc import Iterator
 
 from chroot_exec import syscalls
 from chroot_exec.errors import RunnerError
 
 _RECORD, _BASE = "record", "base"
+# Seconds that removing a run's placeholders may take.
+_TIDYING = 5.0
 
 
 class Run:
@@ -40,6 +43,8 @@ class Run:
             fcntl.flock(self._record, fcntl.LOCK_EX)
         os.mkdir(self.base, 0o700)
         self._write({"pid": os.getpid(), "root": root})
+        # Others who run in the tree leave the placeholders in it that this run mounts upon.
+        self._tree = _shared(root)
 
     def _write(self, value: object) -> None:
         self._record.write(json.dumps(value).encode() + b"\n")
@@ -49,11 +54,12 @@ class Run:
         self._write({"made": path})
 
     def end(self) -> None:
-        """Remove what the run left.
+        """Remove what the run left; where others run in the tree, with placeholders of this one, a later sweep does.
 
         Raises:
             RunnerError: ``teardown.busy``; nothing was removed then.
         """
+        self._tree.close()
         self._record.seek(0)
         _remove_run(self.folder, self._record.readlines())
         self._record.close()
@@ -179,25 +185,63 @@ def _sweep_run(folder: str) -> bool:
         if stat.S_ISREG(os.fstat(fd).st_mode):
             with open(fd, "rb", closefd=False) as record:
                 lines = record.readlines()
-        _remove_run(folder, lines)
+        return _remove_run(folder, lines)
     except BlockingIOError:
         return False
     finally:
         os.close(fd)
-    return True
 
 
-def _remove_run(folder: str, record: list[bytes]) -> None:
-    """Undo what the lines of a record say, then remove the folder, the record last; what is gone is gone."""
+def _remove_run(folder: str, record: list[bytes]) -> bool:
+    """Undo what the lines of a record say, then remove the folder, the record last; what is gone is gone.
+
+    Returns:
+        False when placeholders must stay, because others run in the tree; the record stays with them.
+    """
     lines = [line for line in map(_parsed, record) if line]
     unmount_below(folder)
     root = str(lines[0].get("root", "")) if lines else ""
-    for line in reversed(lines):
-        if "made" in line:
-            _remove_placeholder(root, str(line["made"]))
+    made = [str(line["made"]) for line in lines if "made" in line]
+    if made:
+        try:
+            with _tree_lock(root, fcntl.LOCK_EX | fcntl.LOCK_NB):
+                for path in reversed(made):
+                    _remove_placeholder(root, path)
+        except BlockingIOError:
+            return False
     for path in (os.path.join(folder, _BASE), folder):
         with contextlib.suppress(FileNotFoundError):
             remove_tree(path)
+    return True
+
+
+def _tree_lock(root: str, operation: int) -> contextlib.ExitStack:
+    """A lock on a tree's folder, which goes when this is closed; none where the folder cannot be opened or locked.
+
+    Raises:
+        BlockingIOError: it is not to be had, and ``operation`` does not wait.
+    """
+    out = contextlib.ExitStack()
+    try:
+        fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        out.callback(os.close, fd)
+        fcntl.flock(fd, operation)
+    except BlockingIOError:
+        out.close()
+        raise
+    except OSError:
+        pass
+    return out
+
+
+def _shared(root: str) -> contextlib.ExitStack:
+    """A share in a tree, as soon as a run that ends has tidied up; somebody else's lock is not waited for for long."""
+    until = time.monotonic() + _TIDYING
+    while time.monotonic() < until:
+        with contextlib.suppress(BlockingIOError):
+            return _tree_lock(root, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        time.sleep(0.02)
+    return contextlib.ExitStack()
 
 
 def _parsed(line: bytes) -> dict[str, object]:

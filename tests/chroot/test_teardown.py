@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import unittest.mock
 from pathlib import Path
 
 from chroot_exec import teardown
@@ -45,6 +46,31 @@ class Teardown(unittest.TestCase):
     def test_a_dead_run_is_removed(self) -> None:
         folder = self.dead_run()
         self.assertEqual(teardown.sweep(str(self.state)), [str(folder)])
+        self.assertEqual(list(self.state.iterdir()), [])
+
+    def test_placeholders_stay_while_others_run_in_the_tree(self) -> None:
+        """Removing a folder takes what others have mounted upon it away from them."""
+        tree = self.place / "tree"
+        tree.mkdir()
+        first = teardown.Run(str(self.state), str(tree))
+        first.made("proc")
+        (tree / "proc").mkdir()
+        second = teardown.Run(str(self.state), str(tree))
+        first.end()
+        self.assertTrue((tree / "proc").is_dir())
+        self.assertEqual(teardown.sweep(str(self.state)), [])
+        second.end()
+        self.assertEqual(teardown.sweep(str(self.state)), [first.folder])
+        self.assertEqual((list(tree.iterdir()), list(self.state.iterdir())), ([], []))
+
+    def test_somebody_elses_lock_on_a_tree_is_no_reason_to_wait(self) -> None:
+        tree = self.place / "tree"
+        tree.mkdir()
+        fd = os.open(tree, os.O_RDONLY)
+        self.addCleanup(os.close, fd)
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        with unittest.mock.patch.object(teardown, "_TIDYING", 0.1):
+            teardown.Run(str(self.state), str(tree)).end()
         self.assertEqual(list(self.state.iterdir()), [])
 
     def test_many_sweeps_at_once_remove_each_dead_run_once(self) -> None:
