@@ -53,8 +53,9 @@ def watching() -> Iterator[Interruption]:
     reader, writer = process.control_pipe()
     os.set_blocking(reader, False)
     watched = [n for n in process.FORWARDED if signal.getsignal(n) != signal.SIG_IGN]
-    before = {number: signal.signal(number, lambda *_: None) for number in watched}
+    # First the pipe: a signal between the two would have a handler, and nobody who hears of it.
     wake = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    before = {number: signal.signal(number, lambda *_: None) for number in watched}
     try:
         yield Interruption(reader)
     finally:

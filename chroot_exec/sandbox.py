@@ -112,8 +112,9 @@ def _end(keeper: int) -> None:
 @contextlib.contextmanager
 def _forwarding(control: int) -> Iterator[None]:
     """While inside, each signal that this process gets goes to the program as a byte through ``control``."""
-    before = {number: signal.signal(number, lambda *_: None) for number in process.FORWARDED}
+    # First the pipe: a signal between the two would have a handler, and nobody who hears of it.
     signal.set_wakeup_fd(control, warn_on_full_buffer=False)
+    before = {number: signal.signal(number, lambda *_: None) for number in process.FORWARDED}
     try:
         yield
     finally:

@@ -10,7 +10,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,19 @@ def test_a_runner_that_fails_is_an_error_of_ours(root: Path, options: ExecOption
     assert caught.value.code == "user.unknown"
 
 
+def test_root_that_is_not_to_be_had_is_an_outcome(root: Path, options: ExecOptions) -> None:
+    """The runner's receipt then has no sandbox at all."""
+    code = (
+        "from pathlib import Path; from chroot_exec.protocol import Check; from oci_builder.execution.gates import *;"
+        f"staged = Staged(Path({str(root)!r}), {{}}); options = ExecOptions(state={options.state!r}, isolation='root');"
+        "results, _, _ = execute(lambda: staged, lambda _: [Check('a', ('true',))], options, this_host());"
+        "print(results[0].outcome, results[0].reason)"
+    )
+    command = ["setpriv", "--bounding-set", "-sys_admin", sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.stdout.startswith("error [sandbox.privilege]"), done.stderr
+
+
 def test_a_root_that_is_not_there(tmp_path: Path, options: ExecOptions) -> None:
     with pytest.raises(TransportError):
         run_in(tmp_path / "none", {}, ["true"], options)
@@ -113,7 +127,7 @@ def test_signals_reach_the_program(root: Path, options: ExecOptions) -> None:
         "s = 'trap \"echo caught; exit 8\" TERM; echo ready; while :; do sleep 0.05; done';"
         f"sys.exit(run_in(Path({str(root)!r}), {{}}, ['/bin/sh', '-c', s], o).status)"
     )
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+    with started(code) as process:
         assert process.stdout
         assert process.stdout.readline() == b"ready\n"
         process.terminate()
@@ -135,7 +149,7 @@ def test_an_interruption_is_no_verdict(root: Path, options: ExecOptions, number:
         f"try: print(verify_exec(report, lambda: staged, lambda _: checks, ExecOptions(state={options.state!r})))\n"
         "except KeyboardInterrupt: sys.exit(130)\n"
     )
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+    with started(code) as process:
         wait_until(lambda: bool(processes_with(word)))
         process.send_signal(number)
         assert process.communicate(timeout=20)[0] == b""
@@ -151,7 +165,7 @@ def test_the_caller_killed_takes_the_program_along(root: Path, options: ExecOpti
         "from pathlib import Path; from oci_builder.execution.run import *;"
         f"run_in(Path({str(root)!r}), {{}}, ['sleep', '{word}'], ExecOptions(state={options.state!r}))"
     )
-    with subprocess.Popen([sys.executable, "-c", code]) as process:
+    with started(code) as process:
         wait_until(lambda: bool(processes_with(word)))
         process.kill()
     wait_until(lambda: not processes_with(word))
@@ -169,8 +183,18 @@ def test_nothing_is_written_for_a_request(root: Path, options: ExecOptions) -> N
     assert not [name for name in left if name.startswith("oci-builder-exec")]
 
 
+@contextmanager
+def started(code: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A Python of its own, which ends with the test however that ends: what it runs would wait for hours."""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
 def wait_until(ready: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 90
     while not ready():
         assert time.monotonic() < deadline
         time.sleep(0.02)
