@@ -46,6 +46,10 @@ class FileSystem:
         base: an empty folder of the host; in this namespace it becomes the place where all of it stands.
         made: told about every placeholder made in the tree itself (never with an overlay).
         user_namespace: whether this process is root only in a user namespace of its own.
+
+    Raises:
+        RunnerError: ``sandbox.mount``: nothing can be mounted here.
+        OSError: the root cannot be opened.
     """
 
     def __init__(self, request: Request, base: str, made: Callable[[str], None], user_namespace: bool) -> None:
@@ -53,7 +57,13 @@ class FileSystem:
         self._request = request
         self._base = base
         self._user_namespace = user_namespace
-        syscalls.mount("", "/", "", syscalls.MS_PRIVATE | MS_REC)
+        try:
+            syscalls.mount("", "/", "", syscalls.MS_PRIVATE | MS_REC)
+        except OSError as error:
+            raise RunnerError(
+                "sandbox.mount", f"this process may not mount ({error.strerror}): in a container its security profile "
+                "(with Docker, --security-opt apparmor=unconfined) or its filter of system calls forbids it",
+            ) from None  # fmt: skip
         # From here on nothing that is mounted shows outside, and nothing mounted outside shows here.
         syscalls.mount("tmpfs", base, "tmpfs", _PRIVATE, "mode=0700")
         self._top = os.path.join(base, "root")

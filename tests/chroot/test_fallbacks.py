@@ -37,15 +37,21 @@ SCRIPT = "echo > /dev/null && head -c 1 /dev/zero | wc -c && ls /proc/self/fd > 
 class Fallbacks(SandboxCase):
     isolation = "root"
 
-    def run_patched(self, patch: str, script: str = SCRIPT, **changes: Any) -> dict[str, Any]:
+    def run_patched(self, patch: str, script: str = SCRIPT, status: int = 0, **changes: Any) -> dict[str, Any]:
         """A receipt of a runner that has been patched before it starts."""
         request = self.request(checks=[{"name": "a", "argv": ["/bin/sh", "-c", script], "timeout": 20}], **changes)
         (self.folder / "request.json").write_text(json.dumps(request))
         code = f"import sys\nfrom chroot_exec import syscalls\n{patch}\nfrom chroot_exec.__main__ import main\n"
         code += f"sys.exit(main([{str(self.folder / 'request.json')!r}]))"
         done = subprocess.run([self.python, "-c", code], cwd=self.folder, capture_output=True, text=True, timeout=60)
-        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertEqual(done.returncode, status, done.stdout + done.stderr)
         return json.loads(done.stdout)  # type: ignore[no-any-return]
+
+    def test_where_nothing_can_be_mounted_the_reason_is_said(self) -> None:
+        """Docker's AppArmor profile refuses mount(2) whatever capabilities a container has."""
+        receipt = self.run_patched(NO_FILE_SYSTEM.format(kind=""), status=125)
+        self.assertEqual(receipt["checks"][0]["code"], "sandbox.mount")
+        self.assertIn("apparmor", receipt["checks"][0]["message"])
 
     def test_chroot_where_pivot_root_is_refused(self) -> None:
         receipt = self.run_patched(NO_PIVOT)
