@@ -113,7 +113,9 @@ def test_a_file_in_the_home_s_cache_fails(tmp_path: Path) -> None:
     assert run_check("caches-empty", isolated=False, HOME=str(tmp_path))[0] == 1
 
 
-def test_a_cache_that_another_variable_names_is_looked_at_and_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_that_another_variable_names_is_looked_at_and_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of HF_HOME and HF_HUB_CACHE the second wins: what it leads to would be used, whatever HF_HOME is."""
     (tmp_path / "model").write_bytes(b"")
     status, found = run_check("caches-empty", isolated=False, HF_HUB_CACHE=str(tmp_path))
@@ -151,3 +153,25 @@ def test_check_runtime_hands_on_none_of_a_user_s_own_caches() -> None:
     """They would fail every check that it runs on a workstation."""
     text = (FILES / "runtime_check/shipped.py").read_text()
     assert all(f'"{name}"' in text for name in conditions.OVERRIDES)
+
+
+def test_a_home_that_is_no_folder_holds_no_caches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Service accounts have /dev/null for one."""
+    for name in (*conditions.CACHES, *conditions.OVERRIDES):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", "/dev/null")
+    result = Result()
+    conditions.caches(result)
+    assert result.reasons == []
+
+
+def test_a_cluster_s_interfaces_and_addresses_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL and gloo insist on the interface that such a variable names, and it is not here."""
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "bond0")
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.5:6379")
+    monkeypatch.setenv("NCCL_NVLS_ENABLE", "0")
+    result = Result()
+    conditions.network(result)
+    assert result.details["dropped"] == ["NCCL_SOCKET_IFNAME", "RAY_ADDRESS"]
+    assert "NCCL_SOCKET_IFNAME" not in os.environ
+    assert os.environ["NCCL_NVLS_ENABLE"] == "0"

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +81,28 @@ def test_a_broken_exchange_is_seen_and_only_that(monkeypatch: pytest.MonkeyPatch
     assert [n for n, good in exchange.checked().items() if not good] == [name]
 
 
+def sharded(fault: str) -> list[dict[str, Any]]:
+    """What two real ranks say, which exchange by gloo."""
+    lab, path = Path(__file__).with_name("sharded_lab.py"), os.pathsep.join(filter(None, sys.path))
+    done = subprocess.run([sys.executable, str(lab), fault], capture_output=True, text=True, timeout=120,
+                          env={**os.environ, "PYTHONPATH": path})  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    return list(json.loads(done.stdout.splitlines()[-1]))
+
+
+def test_a_sharded_step_of_two_real_ranks() -> None:
+    ranks = sharded("")
+    assert [rank["wrong"] for rank in ranks] == [[], []]
+    assert ranks[0]["losses"] == ranks[1]["losses"]
+
+
+@pytest.mark.parametrize("fault", ["nothing is exchanged", "sums for means"])
+def test_gradients_that_are_not_averaged_are_seen(fault: str) -> None:
+    """With one batch on all ranks an exchange that does nothing gave the right step; AdamW hides a factor."""
+    for rank in sharded(fault):
+        assert "fully_shard: gradients are off" in "; ".join(rank["wrong"])
+
+
 @MODELS
 def test_an_optimizer_that_does_not_move_is_no_training(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(torch.optim, "AdamW", lambda parameters, lr: torch.optim.SGD(parameters, lr=0.0))
@@ -85,6 +110,47 @@ def test_an_optimizer_that_does_not_move_is_no_training(monkeypatch: pytest.Monk
     result = Result()
     training.train(result, checkpoint.make_checkpoint(tmp_path), "cpu", "sdpa")
     assert "AdamW moved nothing" in "; ".join(result.reasons)
+
+
+class Scaled(torch.autograd.Function):
+    """The same forward, and a backward with a factor."""
+
+    @staticmethod
+    def forward(context: Any, x: Any, factor: float) -> Any:
+        context.factor = factor
+        return x.clone()
+
+    @staticmethod
+    def backward(context: Any, gradient: Any) -> Any:
+        return gradient * context.factor, None
+
+
+ATTENTION = torch.nn.functional.scaled_dot_product_attention
+FAULTS: dict[str, tuple[str, Any]] = {
+    "not causal": ("a token's loss", lambda q, k, v, **more: ATTENTION(q, k, v, **{**more, "is_causal": False})),
+    "another scale": ("a token's loss", lambda q, k, v, **more: ATTENTION(q, k, v, **{**more, "scale": 0.07})),
+    "a backward of half": ("gradients are off", lambda q, k, v, **more: ATTENTION(Scaled.apply(q, 0.5), k, v, **more)),
+    "a backward of nine tenths": (
+        "gradients are off", lambda q, k, v, **more: ATTENTION(q, k, Scaled.apply(v, 0.9), **more)
+    ),
+    "a backward that goes up": ("gradients are off", lambda *given, **more: Scaled.apply(ATTENTION(*given, **more), -1.0)),
+}  # fmt: skip
+
+
+@MODELS
+@pytest.mark.parametrize("fault", FAULTS)
+def test_attention_that_computes_wrong_is_seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fault: str) -> None:
+    """The mean loss of random tokens hides it, and a batch can be learnt with it; the float32 reference is right."""
+    reason, broken = FAULTS[fault]
+
+    def attention(q: Any, k: Any, v: Any, **more: Any) -> Any:
+        return (broken if q.dtype == torch.bfloat16 else ATTENTION)(q, k, v, **more)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", attention)
+    monkeypatch.setattr(training, "STEPS", 1)
+    result = Result()
+    training.train(result, checkpoint.make_checkpoint(tmp_path), "cpu", "sdpa")
+    assert any(reason in found for found in result.reasons), result.reasons
 
 
 def engine(folder: Path, fault: str) -> tuple[list[Any], list[Any]]:

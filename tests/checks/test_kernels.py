@@ -44,6 +44,8 @@ def test_a_wrong_output_and_a_wrong_gradient_show() -> None:
 def test_a_gradient_that_is_not_there_shows() -> None:
     found = kernels.against(lambda a, b: a @ b.detach(), matmul, leaves((8, 16), (16, 4)))
     assert math.isinf(found["gradient 1"])
+    found = kernels.against(lambda a, b: (a @ b).detach(), matmul, leaves((8, 16), (16, 4)))
+    assert [math.isinf(error) for error in found.values()] == [False, True, True]
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

@@ -57,6 +57,34 @@ def test_a_module_from_elsewhere_is_not_the_tier_s(tmp_path: Path) -> None:
     assert f"alpha comes from {tmp_path / 'elsewhere/alpha.py'}" in result["reason"]
 
 
+def test_an_empty_folder_is_no_package(tmp_path: Path) -> None:
+    """It imports, whatever was in it: the packages of a tier are whole."""
+    path = distribution(tmp_path / "rt/site", "alpha", "1")
+    (path / "alpha.py").unlink()
+    (path / "alpha").mkdir()
+    listed = write_inventory(tmp_path / "rt/i", {"alpha": "1"})
+    result = run_isolated(str(path), "imports", "--tier", "t", "--inventory", str(listed), "--module", "alpha")
+    assert "alpha is a folder without a package" in result["reason"]
+
+
+def test_a_driver_linked_module_must_be_a_package_of_the_tier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a GPU, the folder that a package left behind imported, and cleared its deferral."""
+    monkeypatch.setattr(imports, "gpu_facts", lambda: {"gpus": []})
+    monkeypatch.setattr(imports, "network", lambda result: None)
+    monkeypatch.setattr(imports, "caches", lambda result: None)
+    (tmp_path / "nrl_hollow").mkdir()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    result = imports.driver_linked("nrl_hollow", gpu=True)
+    assert "nrl_hollow is a folder without a package" in "; ".join(result.reasons)
+
+
+def test_a_library_that_ldd_cannot_read_is_not_deferred(tmp_path: Path) -> None:
+    """Cut off by a full disk, say: it has no missing libraries, since it has none at all."""
+    (tmp_path / "broken.so").write_bytes(b"\x7fELF" + bytes(60))
+    with pytest.raises(CheckFailed, match="ldd ended with"):
+        imports.unresolved(tmp_path / "broken.so")
+
+
 def test_an_absent_module_that_nobody_left_out_fails(tmp_path: Path) -> None:
     path = distribution(tmp_path / "site", "alpha", "1")
     listed = write_inventory(tmp_path / "i", {"alpha": "1"}, {"gamma": "needs nvcc"})
@@ -159,14 +187,18 @@ def test_training_says_what_it_could_not_try(tmp_path: Path, omitted: dict[str, 
     assert "no_such_module" in result.details["omitted"]
 
 
-@pytest.mark.parametrize("content", ["{}", "[]", "3", '{"packages": [{}]}', '{"packages": 3}', "{", '{"packages": [], "omitted": 3}'])
+@pytest.mark.parametrize(
+    "content", ["{}", "[]", "3", '{"packages": [{}]}', '{"packages": 3}', "{", '{"packages": [], "omitted": 3}']
+)
 def test_an_inventory_that_is_none(tmp_path: Path, content: str) -> None:
     (tmp_path / "i").write_text(content)
     with pytest.raises(CheckFailed):
         inventory.read(tmp_path / "i")
 
 
-@pytest.mark.parametrize(("marker", "omitted"), [('{"source": null}', True), ('{"source": "81aa43d"}', False), ("{}", False)])
+@pytest.mark.parametrize(
+    ("marker", "omitted"), [('{"source": null}', True), ('{"source": "81aa43d"}', False), ("{}", False)]
+)
 def test_a_runtime_without_a_project_brings_no_source(tmp_path: Path, marker: str, omitted: bool) -> None:
     (tmp_path / "runtime.json").write_text(marker)
     listed = inventory.read(write_inventory(tmp_path / "i", {"torch": "1"}, {}))

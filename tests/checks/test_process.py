@@ -57,6 +57,16 @@ def test_an_interruption_while_a_program_starts_leaves_nothing(monkeypatch: pyte
     assert alive_below() == before
 
 
+def test_what_cannot_be_killed_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that hangs inside a driver ignores every signal, until the node is started again."""
+    monkeypatch.setattr(process, "GRACE", 0.2)
+    monkeypatch.setattr(process, "kill_tree", lambda *_: 1)
+    started = time.monotonic()
+    done = process.run(python("import time; time.sleep(8)"), timeout=0.5)
+    assert (done.status, done.timed_out) == (137, True)
+    assert time.monotonic() - started < 7
+
+
 def test_a_timeout_is_kept() -> None:
     started = time.monotonic()
     process.run(python("import time; time.sleep(600)"), timeout=0.5)
@@ -72,7 +82,7 @@ def test_a_program_that_is_not_there() -> None:
 
 
 def test_a_pass_that_ran_too_long_is_a_failure() -> None:
-    code = "import time; print('{\"outcome\": \"pass\"}', flush=True); time.sleep(600)"
+    code = 'import time; print(\'{"outcome": "pass"}\', flush=True); time.sleep(600)'
     row = runner.run_one({"name": "slow", "argv": python(code), "timeout": 1})
     assert row["outcome"] == "fail"
     assert "not done after" in row["reason"]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import checks_lab  # noqa: F401
 import pytest
-from nrl_checks import generation, process, progress, runner
+from nrl_checks import generation, process, progress, ray_dispatch, relocation, runner
 from nrl_checks.common import CheckFailed, Result
 
 
@@ -47,11 +47,19 @@ def test_what_fills_a_cache_is_slow(tmp_path: Path) -> None:
     assert "files in the caches" in watched(code, caches=tmp_path).verdict()
 
 
-def test_a_compiler_at_work_is_a_sign(tmp_path: Path) -> None:
-    shutil.copy(shutil.which("sleep") or "", tmp_path / "ptxas")
-    verdict = watched(f"import subprocess; subprocess.run([{str(tmp_path / 'ptxas')!r}, '600'])").verdict()
+@pytest.mark.parametrize("name", ["ptxas", "ptxas-blackwell"])
+def test_a_compiler_at_work_is_a_sign(tmp_path: Path, name: str) -> None:
+    """Triton has an assembler of its own for a B200."""
+    shutil.copy(shutil.which("sleep") or "", tmp_path / name)
+    verdict = watched(f"import subprocess; subprocess.run([{str(tmp_path / name)!r}, '600'])").verdict()
     assert verdict.startswith("slow")
-    assert "1 ptxas" in verdict
+    assert f"1 {name}" in verdict
+
+
+def test_what_is_read_through_a_mapping_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Libraries of a gigabyte load from a slow disk without one call to read."""
+    monkeypatch.setattr(Path, "read_text", lambda _: "rchar: 5\nwchar: 0\nsyscr: 0\nsyscw: 0\nread_bytes: 4194304\n")
+    assert progress.bytes_read(1) == 4194309
 
 
 def test_lines_say_where_it_stands(capfd: pytest.CaptureFixture[str]) -> None:
@@ -64,7 +72,9 @@ def test_lines_say_where_it_stands(capfd: pytest.CaptureFixture[str]) -> None:
 def test_the_last_words_are_shown_and_move_no_terminal(capfd: pytest.CaptureFixture[str]) -> None:
     """What the program writes afterwards stands behind, not in the middle."""
     code = r"import sys; print('loading\x1b[2J weights', file=sys.stderr, flush=True); time.sleep(1); sys.stderr.write('end')"
-    done = process.run([sys.executable, "-S", "-c", f"import time\n{code}"], timeout=30, watch=progress.Progress("part"))
+    done = process.run(
+        [sys.executable, "-S", "-c", f"import time\n{code}"], timeout=30, watch=progress.Progress("part")
+    )
     assert "it says: loading?[2J weights\n" in capfd.readouterr().err
     assert done.stderr == "loading\x1b[2J weights\nend"
 
@@ -89,7 +99,9 @@ def stand_in(folder: Path, code: str) -> str:
     return str(path)
 
 
-def test_a_part_that_hangs_is_named_and_its_last_words_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_that_hangs_is_named_and_its_last_words_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(generation, "Progress", functools.partial(progress.Progress, patience=1.0))
     result = Result()
     parts = generation.Parts(result, tmp_path)
@@ -112,6 +124,9 @@ def test_the_list_gives_the_check_more_than_its_parts_take() -> None:
 
     found = {c["name"]: c for c in listing.checks("single", "/opt/rt", ["base", "vllm"])}
     assert found["generation"]["timeout"] > generation.LIMIT + process.EVERY
+    placed = {c["name"]: c for c in listing.checks("single", "/opt/rt", ["base", "vllm"], "/srv/rt")}
+    assert placed["relocation"]["timeout"] > 2 * relocation.PROBE_LIMIT
+    assert placed["ray_dispatch"]["timeout"] > 3 * ray_dispatch.PATIENCE
 
 
 def test_what_cannot_be_seen_is_no_sign() -> None:

@@ -81,6 +81,31 @@ def test_a_tripwire_notes_its_call_and_fails(tmp_path: Path, monkeypatch: pytest
     assert marker.read_text() == f"{tool} sync --locked\n"
 
 
+def test_tripwires_that_cannot_be_executed_prove_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A temporary folder on a mount without execution: a call would go on to the real uv, and leave no note."""
+    monkeypatch.setenv("PATH", os.environ["PATH"])
+    monkeypatch.setattr(Path, "chmod", lambda *_: None)
+    with pytest.raises(CheckFailed, match="do not work"):
+        ray_dispatch.set_tripwires(tmp_path)
+
+
+def test_the_cluster_is_a_new_one_on_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cluster of the node's user is not joined, and the host's name may have an address that is not up here."""
+    given: dict[str, Any] = {}
+
+    def init(address: str, **options: Any) -> None:
+        given.update(options, address=address)
+        raise CheckFailed("far enough")
+
+    ray = ModuleType("ray")
+    ray.init = init  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    monkeypatch.setattr(ray_dispatch, "register", lambda folder: None)
+    with pytest.raises(CheckFailed, match="far enough"):
+        ray_dispatch.dispatch(Result(), MAPPING, 2)
+    assert (given["address"], given["_node_ip_address"]) == ("local", "127.0.0.1")
+
+
 def registry(monkeypatch: pytest.MonkeyPatch, lookup: Any) -> None:
     """A stand-in for upstream's registry."""
     module = ModuleType("nemo_rl.distributed.ray_actor_environment_registry")
@@ -91,7 +116,10 @@ def registry(monkeypatch: pytest.MonkeyPatch, lookup: Any) -> None:
 
 
 def test_the_mapping_must_lead_below_the_tiers(monkeypatch: pytest.MonkeyPatch) -> None:
-    registry(monkeypatch, lambda actor: next(f"/rt/envs/{t}/bin/python" for t, a in ray_dispatch.ACTORS.items() if a == actor))
+    registry(
+        monkeypatch,
+        lambda actor: next(f"/rt/envs/{t}/bin/python" for t, a in ray_dispatch.ACTORS.items() if a == actor),
+    )
     good, other = Result(), Result()
     assert ray_dispatch.resolve_all(good, Path("/rt/envs")) == MAPPING
     ray_dispatch.resolve_all(other, Path("/elsewhere"))

@@ -42,6 +42,22 @@ def test_only_a_pass_is_a_pass(answer: object, status: int, more: dict[str, Any]
     assert (row["reason"] == "") == (outcome == "pass")
 
 
+def test_a_check_that_cannot_be_run_loses_no_other_s_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that fills up on the way, say."""
+
+    def full(check: dict[str, Any]) -> dict[str, Any]:
+        if check["name"] == "b":
+            raise OSError(28, "No space left on device")
+        return run_one(check)
+
+    run_one = runner.run_one
+    monkeypatch.setattr(runner, "run_one", full)
+    receipt = runner.run_all([{"name": n, "argv": printing({"outcome": "pass"})} for n in "abc"])
+    assert [row["outcome"] for row in receipt["checks"]] == ["pass", "fail", "pass"]
+    assert "No space left" in receipt["checks"][1]["reason"]
+    assert receipt["outcome"] == "fail"
+
+
 def test_silence_is_a_failure() -> None:
     outcome, reason, _ = runner.verdict({}, Done(0, "", "", 0.1, False, 0))
     assert outcome == "fail"
@@ -77,7 +93,9 @@ def test_the_chroot_runner_takes_every_list(stage: str) -> None:
     assert len(parse_checks(json.dumps(found))) == len(found)
 
 
-@pytest.mark.parametrize(("gate", "stage"), [("imports-cpu", "container-check"), ("single", "single"), ("nccl8", "nccl")])
+@pytest.mark.parametrize(
+    ("gate", "stage"), [("imports-cpu", "container-check"), ("single", "single"), ("nccl8", "nccl")]
+)
 def test_a_list_has_every_check_that_its_gate_wants(gate: str, stage: str) -> None:
     gates = {g["name"]: g for g in json.loads((ROOT / "spec.json").read_text())["gates"]}
     found = listing.checks(stage, "/opt/rt", ["base", "automodel", "vllm"], "/srv/rt")

@@ -13,6 +13,7 @@ import checks_lab  # noqa: F401
 import pytest
 from nrl_checks import checkpoint, generation, imports, inventory, nccl, nccl_rank, relocation, training
 from nrl_checks.common import CheckFailed, Result
+from nrl_checks.process import Done
 
 NAMES = sorted(nccl.COLLECTIVES)
 
@@ -58,15 +59,17 @@ def test_a_sharded_step_that_is_none(lone: list[float], shared: list[float], hel
     """Other gradients, an optimizer that does not move, nothing sharded, no numbers, a loss that grows."""
     assert nccl_rank.judge_step(lone, shared, held, 10)
     assert nccl_rank.judge_step([2.0, 1.0], [2.0, 1.0], 5, 10) == []
+    assert nccl_rank.judge_step([2.0, 1.0], [2.0, 1.0], 5, 10, off=0.01)
+    assert nccl_rank.judge_step([2.0, 1.0], [2.0, 1.0], 5, 10, off=math.nan)
 
 
-def rows(
-    shift: float = 0.0, control: float = 3.0, gap: float = 0.0, drawn: float = 1.0
-) -> tuple[list[Any], list[Any]]:
+def rows(shift: float = 0.0, control: float = 3.0, gap: float = 0.0, drawn: float = 1.0) -> tuple[list[Any], list[Any]]:
     values = [-1.0] * generation.NEW_TOKENS
     moved = [v + shift for v in values]
     generated = [{"logprobs": moved, "greedy": greedy} for greedy in (True, False)]
-    scored = [{"logprobs": values, "control": [v - control for v in values], "gaps": [g] * len(values)} for g in (gap, drawn)]
+    scored = [
+        {"logprobs": values, "control": [v - control for v in values], "gaps": [g] * len(values)} for g in (gap, drawn)
+    ]
     return generated, scored
 
 
@@ -85,13 +88,14 @@ def test_generation_against_its_judge(changes: dict[str, float], outcome: str) -
 @pytest.mark.parametrize(
     ("change", "attention", "outcome"),
     [({}, "", "pass"), ({}, "FLASHINFER", "fail"), ({"attention": "FLASHINFER"}, "FLASHINFER", "pass"),
-     ({"compilation": "NONE"}, "", "fail"), ({"compilation": "unknown"}, "", "pass")],
+     ({"compilation": "NONE"}, "", "fail"), ({"compilation": "unknown"}, "", "pass"), ({"made": 0}, "", "fail")],
 )  # fmt: skip
 def test_an_engine_that_did_not_compile_is_not_the_compiled_one(
     change: dict[str, str], attention: str, outcome: str
 ) -> None:
-    engine = {"attention": "FLASH_ATTN", "compilation": "VLLM_COMPILE", **change}
-    eager = {**engine, "compilation": "NONE"}
+    """Nor is one whose word is right and that left nothing in a compiler's cache: torch was told to compile nothing."""
+    engine = {"attention": "FLASH_ATTN", "compilation": "VLLM_COMPILE", "made": 12, **change}
+    eager = {**engine, "compilation": "NONE", "made": 0}
     result = Result()
     generation.judge_engines(result, {"eager": eager, "compiled": engine}, attention)
     assert result.outcome == outcome
@@ -142,6 +146,39 @@ def test_libraries_of_the_own_prefix() -> None:
     assert relocation.judge("/a", ["/b"], system)
     system["libraries"]["libnccl"] = []
     assert relocation.judge("/a", ["/b"], system)
+
+
+def test_a_mention_of_another_prefix_is_replaced_and_no_other_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prefix whose name goes on with another's is not below it."""
+    monkeypatch.setenv("NRL_TEST", "/rt/lib:/rt-second/lib:/link:/rt")
+    found = relocation.own_environment("/rt-second", ["/link", "/rt"])["NRL_TEST"]
+    assert found == "/rt-second/lib:/rt-second/lib:/rt-second:/rt-second"
+
+
+def test_the_probe_s_environment_names_no_other_prefix_by_a_link(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Activated through a link, a prefix stands in the environment by that name."""
+    seen: list[dict[str, str]] = []
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "link").symlink_to("one")
+    monkeypatch.setenv("LD_LIBRARY_PATH", f"{tmp_path}/link/lib")
+    monkeypatch.setattr(relocation, "all_conditions", lambda result: 1)
+    monkeypatch.setattr(
+        relocation, "run", lambda argv, timeout, env: seen.append(env) or Done(1, "", "", 0.0, False, 0)
+    )
+    relocation.check([f"{tmp_path}/link", f"{tmp_path}/two"], "base")
+    assert [env["LD_LIBRARY_PATH"] for env in seen] == [f"{tmp_path}/link/lib", f"{tmp_path}/two/lib"]
+
+
+def test_what_json_has_no_number_for_is_a_word() -> None:
+    """A strict reader would refuse the whole result, and the reason with it."""
+    value = Result(["off"], {"errors": {"output": math.inf}, "losses": [math.nan, 1.0]}).to_json()
+    assert json.loads(json.dumps(value, allow_nan=False))["details"] == {
+        "errors": {"output": "inf"},
+        "losses": ["nan", 1.0],
+    }
 
 
 def test_versions_must_be_the_inventory_s(tmp_path: Path) -> None:

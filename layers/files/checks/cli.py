@@ -103,11 +103,23 @@ def chosen(options: argparse.Namespace) -> Callable[[], Result] | None:
     return checks.get(options.name)
 
 
+def unwind_when_asked() -> None:
+    """A request to end unwinds, so that what was started is ended too; a second one does not interrupt that."""
+    requests = [n for n in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT) if signal.getsignal(n) != signal.SIG_IGN]
+
+    def end(number: int, _: object) -> None:
+        for request in requests:
+            signal.signal(request, signal.SIG_IGN)
+        sys.exit(128 + number)
+
+    for request in requests:
+        signal.signal(request, end)
+
+
 def main(argv: Sequence[str]) -> int:
     """Run one check and print its result, or one of the two commands about several."""
     options = parser().parse_args(argv)
-    # A request to end unwinds, so that what was started is ended too.
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    unwind_when_asked()
     check = chosen(options)
     if check is not None:
         return finish(guarded(check))

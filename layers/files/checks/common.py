@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import json
+import math
 import os
 import shutil
 import sys
@@ -50,7 +51,16 @@ class Result:
     def to_json(self) -> dict[str, Any]:
         """The line that the runners read."""
         reason = "; ".join(self.reasons) or self.deferred or self.skipped
-        return {"outcome": self.outcome, "reason": reason[:MOST_REASON], "details": self.details}
+        return {"outcome": self.outcome, "reason": reason[:MOST_REASON], "details": finite(self.details)}
+
+
+def finite(value: Any) -> Any:
+    """The same with words for what JSON has no number for: a strict reader would refuse the result and its reason."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {name: finite(item) for name, item in value.items()}
+    return [finite(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def scratch_folder(prefix: str, place: str | None = None) -> str:

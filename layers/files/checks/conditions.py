@@ -24,6 +24,9 @@ CACHES = {
     "DG_JIT_CACHE_DIR": "deep-gemm", "TILELANG_CACHE_DIR": "tilelang", "CUDA_CACHE_PATH": "cuda",
     "NUMBA_CACHE_DIR": "numba", "MPLCONFIGDIR": "mpl",
 }  # fmt: skip
+# A cluster's variables, which name interfaces, addresses and rendezvous that are not here while the network is blocked.
+STRAYS = ("NCCL_SOCKET_IFNAME", "NCCL_COMM_ID", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "VLLM_HOST_IP",
+          "RAY_ADDRESS", "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RUN_ID")  # fmt: skip
 # Variables that win over those above: one that is inherited would lead elsewhere, so it is looked at and dropped.
 OVERRIDES = ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_ASSETS_CACHE", "HF_DATASETS_CACHE", "HF_MODULES_CACHE",
              "TRANSFORMERS_CACHE", "TORCH_HOME", "VLLM_ASSETS_CACHE", "VLLM_XLA_CACHE_PATH", "FLASHINFER_CUBIN_DIR",
@@ -35,7 +38,11 @@ OFFLINE = {
 
 
 def network(result: Result) -> None:
-    """Nothing but loopback is up, no packet has a way out, and no name resolves."""
+    """Nothing but loopback is up, no packet has a way out, and no name resolves.
+
+    Drops the variables of ``STRAYS`` from this process's environment.
+    """
+    result.details["dropped"] = sorted(name for name in STRAYS if os.environ.pop(name, None) is not None)
     found: dict[str, Any] = {"interfaces": interfaces_up()}
     result.expect(found["interfaces"] == ["lo"], f"interfaces besides loopback are up: {found['interfaces']}")
     for family, address in _FAR:
@@ -108,7 +115,7 @@ def first_file(folder: Path) -> str:
     for place, _, files in os.walk(folder, onerror=closed.append):
         if files:
             return f"{place}/{files[0]}"
-    return next((str(error.filename) for error in closed if error.errno != errno.ENOENT), "")
+    return next((str(e.filename) for e in closed if e.errno not in (errno.ENOENT, errno.ENOTDIR)), "")
 
 
 def cache_files(name: str) -> list[str]:

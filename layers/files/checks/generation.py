@@ -17,7 +17,7 @@ from typing import Any
 
 from . import checkpoint
 from .common import CheckFailed, Result, last_json, scratch_folder
-from .conditions import CACHES, all_conditions
+from .conditions import CACHES, all_conditions, cache_files
 from .process import run
 from .progress import Progress
 
@@ -29,6 +29,7 @@ TIE = 0.5
 # Seconds for all parts together; the list gives the check somewhat more, so that it can say itself what was slow.
 LIMIT = 1800.0
 MODES = ("eager", "compiled")
+COMPILED = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "VLLM_CACHE_ROOT")
 
 
 def check(judge_python: str, attention: str = "") -> Result:
@@ -62,12 +63,15 @@ def check(judge_python: str, attention: str = "") -> Result:
 
 
 def judge_engines(result: Result, engines: Mapping[str, Mapping[str, Any]], attention: str) -> None:
-    """Each engine used the attention that was asked for, and compiled or did not, as far as this vLLM tells."""
+    """Each engine used the attention that was asked for, and compiled or did not, by its word and by its files."""
     for mode, engine in engines.items():
         used, compiled = engine["attention"], engine["compilation"]
         result.expect(attention in ("", used), f"{mode}: attention is {used}, not {attention}")
         right = compiled == "unknown" or (compiled == "NONE") == (mode == "eager")
         result.expect(right, f"{mode}: vLLM's compilation is {compiled}")
+        # A switch of torch (TORCHDYNAMO_DISABLE) leaves vLLM's word as it is, and nothing is compiled.
+        made = engine["made"] > 0 or mode == "eager"
+        result.expect(made, f"{mode}: nothing was compiled here: no compiler's cache has a new file")
 
 
 class Parts:
@@ -146,6 +150,7 @@ def generate(folder: Path, mode: str) -> dict[str, Any]:
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     import vllm
 
+    before = compiled_files()
     engine = vllm.LLM(
         model=str(folder / "model"), skip_tokenizer_init=True, dtype="bfloat16", max_model_len=256,
         gpu_memory_utilization=0.2, enable_prefix_caching=False, logprobs_mode="processed_logprobs", seed=0,
@@ -163,7 +168,15 @@ def generate(folder: Path, mode: str) -> dict[str, Any]:
         values = [step[token].logprob for step, token in zip(answer.logprobs, tokens, strict=True)]
         rows.append({"prompt": prompt, "tokens": tokens, "logprobs": values, "greedy": is_greedy})
     (folder / f"{mode}.json").write_text(json.dumps(rows))
-    return {"vllm": vllm.__version__, "attention": attention_of(engine), "compilation": compilation_of(engine)}
+    made = len(compiled_files() - before)
+    told = {"attention": attention_of(engine), "compilation": compilation_of(engine)}
+    return {"vllm": vllm.__version__, **told, "made": made}
+
+
+def compiled_files() -> set[str]:
+    """What torch's compiler and Triton have left in their caches; vLLM's notes about models are not of that kind."""
+    found = {f"{name}/{file}" for name in COMPILED for file in cache_files(name)}
+    return {file for file in found if "/modelinfos/" not in file}
 
 
 def attention_of(engine: Any) -> str:

@@ -60,14 +60,23 @@ def import_all(result: Result, names: Sequence[str], runtime: Path) -> None:
     found: dict[str, str] = {}
     for name in names:
         try:
-            module = importlib.import_module(name)
-            found[name] = str(getattr(module, "__version__", ""))
-            result.expect(at_home(module, runtime), f"{name} comes from {module.__file__}, which is not the runtime's")
+            found[name] = import_one(result, name, runtime)
         except ImportError as error:
             result.add([absent(error)])
         except Exception as error:
             result.add([f"{name}: {type(error).__name__}: {error}"])
     result.details["imported"] = found
+
+
+def import_one(result: Result, name: str, runtime: Path) -> str:
+    """Import one; its version. A folder without a package in it imports too, and is none."""
+    module = importlib.import_module(name)
+    folders = list(getattr(module, "__path__", ()))
+    if getattr(module, "__file__", None) is None and folders:
+        result.add([f"{name} is a folder without a package: {', '.join(map(str, folders))}"])
+    else:
+        result.expect(at_home(module, runtime), f"{name} comes from {module.__file__}, which is not the runtime's")
+    return str(getattr(module, "__version__", ""))
 
 
 def at_home(module: ModuleType, runtime: Path) -> bool:
@@ -117,7 +126,7 @@ def driver_linked(module: str, gpu: bool, inventory: str = "") -> Result:
         result.expect(not missing, f"{module}: libraries that are not the driver's are missing: {', '.join(missing)}")
         result.deferred = f"{module} needs the driver's library: {error}"
         return result
-    importlib.import_module(module)
+    import_one(result, module, Path(inventory).parent if inventory else Path(sys.prefix))
     return result
 
 
@@ -142,13 +151,15 @@ def unresolved(library: Path) -> list[str]:
     """Names that the loader does not find for a library.
 
     Raises:
-        CheckFailed: there is no ldd to ask.
+        CheckFailed: there is no ldd to ask, or the library is none that it can read.
     """
     ldd = shutil.which("ldd")
     if ldd is None:
         raise CheckFailed("ldd is absent: the libraries cannot be resolved")
     places = [*map(str, loaded_before(library)), os.environ.get("LD_LIBRARY_PATH", "")]
     done = run([ldd, str(library)], timeout=60, env={**os.environ, "LD_LIBRARY_PATH": ":".join(filter(None, places))})
+    if done.status != 0:
+        raise CheckFailed(f"ldd ended with {done.status} for {library}: {(done.stderr or done.stdout)[-300:].strip()}")
     return [line.split()[0] for line in done.stdout.splitlines() if "not found" in line]
 
 

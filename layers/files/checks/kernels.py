@@ -24,9 +24,10 @@ def against(function: Callable[..., Any], reference: Callable[..., Any], leaves:
     copies = [x.detach().cpu().float().requires_grad_(x.requires_grad) for x in leaves]
     out, right = function(*leaves), reference(*copies)
     errors = {"output": distance(out, right)}
-    if out.requires_grad:
+    if right.requires_grad:
         weight = torch.randn(right.shape, generator=torch.Generator().manual_seed(7)).to(out.dtype)
-        out.backward(weight.to(out.device))
+        if out.requires_grad:  # else every gradient is missing, which is seen below
+            out.backward(weight.to(out.device))
         right.backward(weight.float())
         pairs = [(a.grad, b.grad) for a, b in zip(leaves, copies, strict=True) if b.requires_grad]
         errors.update({f"gradient {n}": distance(a, b) for n, (a, b) in enumerate(pairs)})

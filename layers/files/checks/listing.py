@@ -11,6 +11,7 @@ from typing import Any
 from .generation import LIMIT
 from .imports import DRIVER_LINKED
 from .operators import OPERATORS
+from .relocation import PROBE_LIMIT
 
 STAGES = ("container-check", "single", "nccl")
 SHM = 1 << 30
@@ -44,7 +45,7 @@ def checks(
 
     def one(name: str, tier: str, *argv: str, **more: Any) -> dict[str, Any]:
         python = f"{prefix}/envs/{tier}/bin/python3"
-        return {"name": name, "argv": [python, f"{prefix}/checks", *argv], "result": "json", "timeout": 300, **more}
+        return {"name": name, "argv": [python, f"{prefix}/checks", *argv], "result": "json", "timeout": 600, **more}
 
     gpu = {"gpus": 1, "shm": SHM}
     found = [one("network-blocked", tiers[0], "network-blocked"), one("caches-empty", tiers[0], "caches-empty")]
@@ -70,17 +71,20 @@ def _single(
 ) -> list[dict[str, Any]]:
     """What one GPU is enough for."""
     listed = {tier: ("--inventory", f"{prefix}/inventory-{tier}.json") for tier in tiers}
-    found = [one("jit", trainer, "jit", **gpu), one("training", trainer, "training", *listed[trainer], **gpu)]
+    # Compilers and imports that start with nothing in a cache, on a node with few cores or a slow disk.
+    long = {**gpu, "timeout": 1200}
+    found = [one("jit", trainer, "jit", **long), one("training", trainer, "training", *listed[trainer], **long)]
     for tier in tiers:
         if OPERATORS.get(tier):
             argv = ("operators", "--tier", tier, *listed[tier])
-            found.append(one(f"operators:{tier}", tier, *argv, **{**gpu, "timeout": 600}))
+            found.append(one(f"operators:{tier}", tier, *argv, **long))
     if second:
         places = ("--prefix", prefix, "--prefix", second)
-        found.append(one("relocation", tiers[0], "relocation", *places, "--tier", tiers[0], **gpu))
+        argv = ("relocation", *places, "--tier", tiers[0])
+        found.append(one("relocation", tiers[0], *argv, **{**gpu, "timeout": 2 * PROBE_LIMIT + 60}))
     if "vllm" in tiers:
         judge = ("--hf-python", f"{prefix}/envs/{trainer}/bin/python3")
         found.append(one("generation", "vllm", "generation", *judge, **{**gpu, "timeout": LIMIT + 120}))
     if len(tiers) > 1:
-        found.append(one("ray_dispatch", tiers[0], "ray_dispatch", "--envs", f"{prefix}/envs", **gpu))
+        found.append(one("ray_dispatch", tiers[0], "ray_dispatch", "--envs", f"{prefix}/envs", **long))
     return found

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ def check(ranks: int, at_least: int, version: str, timeout: float = 300) -> Resu
     result.expect(world >= max(FEWEST, at_least), f"{world} ranks, at least {max(FEWEST, at_least)} wanted")
     if result.reasons:
         return result
-    with tempfile.TemporaryDirectory(prefix="nrl-nccl-") as folder:
+    with tempfile.TemporaryDirectory(prefix="nrl-nccl-", ignore_cleanup_errors=True) as folder:
         launch(result, world, Path(folder), timeout)
         reports = [read(Path(folder) / f"rank{rank}.json") for rank in range(world)]
     judge(result, world, reports, version or packaged())
@@ -52,34 +53,54 @@ def packaged() -> str:
 
 
 def launch(result: Result, world: int, folder: Path, timeout: float) -> None:
-    """Run the ranks; when one fails or the time is over, all are killed."""
+    """Run the ranks; when one fails, the time is over, or this process is interrupted, all are killed."""
     become_subreaper()
     before = descendants(os.getpid())
     port, program = free_port(), str(Path(__file__).resolve().parent)
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world)}
-    logs = [(folder / f"rank{rank}.log").open("wb") for rank in range(world)]
-    processes = [
-        subprocess.Popen(
-            [sys.executable, program, "nccl-rank", "--out", str(folder / f"rank{rank}.json")],
-            env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdin=subprocess.DEVNULL, stdout=logs[rank], stderr=subprocess.STDOUT,
-        )
-        for rank in range(world)
-    ]  # fmt: skip
+    processes: list[subprocess.Popen[bytes]] = []
+    try:
+        for rank in range(world):
+            argv = [sys.executable, program, "nccl-rank", "--out", str(folder / f"rank{rank}.json")]
+            env = {**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+            with (folder / f"rank{rank}.log").open("wb") as log:
+                processes.append(
+                    subprocess.Popen(argv, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
+                )
+        if not _end(processes, timeout):
+            result.add([f"the ranks were not done after {timeout:g} seconds"])
+        states = [p.poll() for p in processes]
+    finally:
+        for process in processes or [None]:
+            kill_tree(process, before)
+    result.add(failures(states, folder))
+
+
+def _end(processes: Sequence[subprocess.Popen[bytes]], timeout: float) -> bool:
+    """Wait until all ranks have ended, or one has failed; whether that came in time."""
     deadline = time.monotonic() + timeout
     while any(p.poll() is None for p in processes) and not any(p.poll() for p in processes):
         if time.monotonic() > deadline:
-            result.add([f"the ranks were not done after {timeout:g} seconds"])
-            break
+            return False
         time.sleep(0.1)
-    states = [p.poll() for p in processes]
-    for process in processes:
-        kill_tree(process, before)
-    for log in logs:
-        log.close()
-    for rank, state in enumerate(states):
+    return True
+
+
+def failures(states: Sequence[int | None], folder: Path) -> list[str]:
+    """What became of the ranks that did not end well: first those that failed by themselves, then those killed for it.
+
+    A reason has room for some of eight ranks' last words only, and the failed one's must be among them.
+    """
+    failed = [rank for rank, state in enumerate(states) if state]
+    killed = [rank for rank, state in enumerate(states) if state is None]
+    words = []
+    for rank in [*failed, *([] if failed else killed)]:
         text = (folder / f"rank{rank}.log").read_text(errors="replace")[-700:]
-        result.expect(state == 0, f"rank {rank} ended with {state}: {text}")
+        how = "had to be killed" if states[rank] is None else f"ended with {states[rank]}"
+        words.append(f"rank {rank} {how}: {text}")
+    if failed and killed:
+        words.append(f"killed for it: {', '.join(f'rank {rank}' for rank in killed)}")
+    return words
 
 
 def free_port() -> int:

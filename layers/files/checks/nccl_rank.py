@@ -15,6 +15,8 @@ from .relocation import mapped
 SIZE = 1 << 20
 BANDWIDTH_BYTES, ROUNDS = 256 << 20, 20
 _RANGE = 1000
+# Rows of each rank's part of a batch, and how far averaged float32 gradients may be off.
+PER_RANK, GRADIENT_BOUND = 16, 1e-4
 
 
 def rank(out: Path) -> int:
@@ -103,9 +105,11 @@ def model(device: Any) -> Any:
 def sharded_step(own: int, device: Any) -> tuple[list[float], list[str]]:
     """A ``fully_shard`` step: the losses before and after it, and what is wrong with them.
 
-    All ranks have one batch, so averaged gradients are a lone process's, and so must the losses be.
+    Each rank has another part of the batch, so only gradients that were averaged over all ranks are those of a lone
+    process with the whole batch. AdamW hides a wrong factor: the gradients themselves are compared too.
     """
     import torch
+    import torch.distributed as dist
     from torch.distributed.fsdp import fully_shard
 
     whole, sharded = model(device), model(device)
@@ -113,15 +117,21 @@ def sharded_step(own: int, device: Any) -> tuple[list[float], list[str]]:
         fully_shard(layer)
     fully_shard(sharded)
     torch.manual_seed(11)
-    x, y = torch.randn(64, 256, device=device), torch.randn(64, 256, device=device)
-    lone, shared = steps(whole, x, y), steps(sharded, x, y)
+    x, y = (torch.randn(PER_RANK * dist.get_world_size(), 256).to(device) for _ in range(2))
+    own_part = slice(own * PER_RANK, (own + 1) * PER_RANK)
+    lone, shared = steps(whole, x, y, slice(None)), steps(sharded, x, y, own_part)
+    pairs = zip(whole.parameters(), sharded.parameters(), strict=True)
+    off = max(float((q.grad.full_tensor() - p.grad).norm() / p.grad.norm()) for p, q in pairs)
     held = sum(p.to_local().numel() for p in sharded.parameters())
-    return shared, judge_step(lone, shared, held, sum(p.numel() for p in whole.parameters()))
+    return shared, judge_step(lone, shared, held, sum(p.numel() for p in whole.parameters()), off)
 
 
-def judge_step(lone: list[float], shared: list[float], held: int, total: int) -> list[str]:
-    """What is wrong: losses that are not an unsharded process's, a step that teaches nothing, nothing sharded."""
+def judge_step(lone: list[float], shared: list[float], held: int, total: int, off: float = 0.0) -> list[str]:
+    """What is wrong: losses or gradients that are not an unsharded process's, a step that teaches nothing, nothing
+    sharded."""
     wrong = []
+    if not off <= GRADIENT_BOUND:
+        wrong.append(f"fully_shard: gradients are off by {off:.3g} of an unsharded process's")
     # Written so that NaN is no pass.
     if not all(abs(a - b) <= 1e-4 * abs(a) for a, b in zip(lone, shared, strict=True)):
         wrong.append(f"fully_shard: losses {shared}, unsharded {lone}")
@@ -132,16 +142,20 @@ def judge_step(lone: list[float], shared: list[float], held: int, total: int) ->
     return wrong
 
 
-def steps(network: Any, x: Any, y: Any) -> list[float]:
-    """One optimizer step; the loss before and after."""
+def steps(network: Any, x: Any, y: Any, part: slice) -> list[float]:
+    """One optimizer step on a part of the batch; the loss of the whole before and after."""
     import torch
 
+    def loss(rows: slice) -> Any:
+        return (network(x[rows]) - y[rows]).square().mean()
+
     optimizer = torch.optim.AdamW(network.parameters(), lr=1e-3)
-    loss = (network(x) - y).square().mean()
-    loss.backward()
+    with torch.no_grad():
+        before = float(loss(slice(None)))
+    loss(part).backward()
     optimizer.step()
     with torch.no_grad():
-        return [float(loss), float((network(x) - y).square().mean())]
+        return [before, float(loss(slice(None)))]
 
 
 def bandwidth(world: int, device: Any) -> float:

@@ -14,8 +14,8 @@ from pathlib import Path
 
 _PR_SET_CHILD_SUBREAPER = 36
 _KEPT = 1 << 20
-# Seconds between two looks at a program that is watched.
-EVERY = 5.0
+# Seconds between two looks at a program that is watched; and for which a killed one is waited for.
+EVERY, GRACE = 5.0, 10.0
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def run(
         finally:
             # Also what an interruption found half started.
             left = kill_tree(process, before)
-        status = process.wait()
+        status = _status(process)
         return Done(status if status >= 0 else 128 - status, _tail(out), _tail(err), seconds, timed_out, left)
 
 
@@ -99,6 +99,14 @@ def _ends(process: subprocess.Popen[bytes], timeout: float, watch: Watch | None,
                 return False
         else:
             return True
+
+
+def _status(process: subprocess.Popen[bytes]) -> int:
+    """How it ended; -9 of one that cannot even be killed, since it hangs inside a driver: nobody waits for that."""
+    try:
+        return process.wait(GRACE)
+    except subprocess.TimeoutExpired:
+        return -signal.SIGKILL
 
 
 def kill_tree(process: subprocess.Popen[bytes] | None, spared: frozenset[int]) -> int:

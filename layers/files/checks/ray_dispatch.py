@@ -10,6 +10,7 @@ from typing import Any
 
 from .common import CheckFailed, Result, scratch_folder
 from .conditions import all_conditions
+from .process import run
 
 # One supported actor of upstream's registry for each tier, and some that this runtime does not have.
 ACTORS = {
@@ -25,6 +26,8 @@ UNAVAILABLE = (
 )
 # Bytes. The answers are small; Ray's default is a share of all memory, which the rest of the machine may be using.
 STORE = 256 << 20
+# Seconds for one tier's workers to import torch and to answer; from a cold disk that takes minutes.
+PATIENCE = 300
 TRIPWIRES = ("uv", "pip", "pip3", "git")
 # The module that the probe's file becomes, and how far its bf16 product may be off.
 PROBE, BOUND = "nrl_ray_probe", 2e-2
@@ -55,7 +58,22 @@ def set_tripwires(folder: Path) -> Path:
         script.write_text(f'#!/bin/sh\necho "{name} $*" >> "{marker}"\nexit 97\n')
         script.chmod(0o755)
     os.environ["PATH"] = f"{folder}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+    try_tripwires(marker)
     return marker
+
+
+def try_tripwires(marker: Path) -> None:
+    """Each notes a call; where files cannot be executed in this place, none would ever be noted.
+
+    Raises:
+        CheckFailed: a call was not noted.
+    """
+    for name in TRIPWIRES:
+        run([name, "tried"], timeout=30)
+    noted = marker.read_text().splitlines() if marker.exists() else []
+    if noted != [f"{name} tried" for name in TRIPWIRES]:
+        raise CheckFailed(f"the tripwires in {marker.parent} do not work: they noted {noted}")
+    marker.unlink()
 
 
 def lookup(actor: str) -> str:
@@ -96,8 +114,9 @@ def dispatch(result: Result, mapping: dict[str, str], gpus: int) -> None:
     # Seconds. Ray's own patience of 30 is short for a cold runtime on a busy node.
     os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")
     register(Path(folder))
-    ray.init(num_cpus=4 * max(1, gpus), num_gpus=gpus, include_dashboard=False, object_store_memory=STORE,
-             _temp_dir=folder)  # fmt: skip
+    # A cluster that runs on this node must not be joined, and its name may stand for an address that is not up here.
+    ray.init("local", num_cpus=4 * max(1, gpus), num_gpus=gpus, include_dashboard=False, object_store_memory=STORE,
+             _node_ip_address="127.0.0.1", _temp_dir=folder)  # fmt: skip
     try:
         answers = groups(mapping, gpus)
     finally:
@@ -130,7 +149,7 @@ def groups(mapping: Mapping[str, str], gpus: int) -> dict[str, list[dict[str, An
     answers = {}
     for tier in mapping:
         group = RayWorkerGroup(cluster, RayWorkerBuilder(f"{PROBE}.{tier}"), name_prefix=f"nrl-{tier}")
-        answers[tier] = ray.get([worker.identity.remote() for worker in group.workers], timeout=120)
+        answers[tier] = ray.get([worker.identity.remote() for worker in group.workers], timeout=PATIENCE)
     return answers
 
 

@@ -12,6 +12,8 @@ from .common import Result, last_json
 from .conditions import all_conditions
 from .process import run
 
+# Seconds for one prefix's probe; the list gives the check somewhat more than two of them.
+PROBE_LIMIT = 300.0
 # Libraries whose place decides which one computes.
 WATCHED = ("libcudnn", "libnccl", "libcublas", "libnvrtc")
 
@@ -30,15 +32,16 @@ def check(prefixes: Sequence[str], tier: str) -> Result:
         return result
     for prefix in real:
         others = [other for other in real if other != prefix]
-        result.details[prefix] = probe_in(result, prefix, others, tier)
+        named = [given for given in prefixes if os.path.realpath(given) != prefix]
+        result.details[prefix] = probe_in(result, prefix, others, tier, [*named, *others])
     return result
 
 
-def probe_in(result: Result, prefix: str, others: Sequence[str], tier: str) -> dict[str, object]:
-    """One prefix's answer, judged."""
+def probe_in(result: Result, prefix: str, others: Sequence[str], tier: str, named: Sequence[str]) -> dict[str, object]:
+    """One prefix's answer, judged. ``named`` are all names of the others, as given and as they really are."""
     python = f"{prefix}/envs/{tier}/bin/python3"
     folder = str(Path(__file__).resolve().parent)
-    done = run([python, folder, "relocation-probe"], timeout=240, env=own_environment(prefix, others))
+    done = run([python, folder, "relocation-probe"], timeout=PROBE_LIMIT, env=own_environment(prefix, named))
     value = last_json(done.stdout)
     if done.status != 0 or value is None or value.get("outcome") != "pass":
         reason = (value or {}).get("reason") or done.stderr[-600:]
@@ -51,12 +54,10 @@ def probe_in(result: Result, prefix: str, others: Sequence[str], tier: str) -> d
 
 def own_environment(prefix: str, others: Sequence[str]) -> dict[str, str]:
     """This process's environment, with every mention of another prefix turned into this one."""
-    out = {}
-    for name, value in os.environ.items():
-        for other in others:
-            value = value.replace(other, prefix)
-        out[name] = value
-    return out
+    names = "|".join(re.escape(other) for other in sorted(others, key=len, reverse=True))
+    # A name that goes on is another place: /rt-second is not below /rt.
+    mention = re.compile(rf"(?:{names})(?=[/:;,\s'\"]|$)")
+    return {name: mention.sub(lambda _: prefix, value) for name, value in os.environ.items()}
 
 
 def judge(prefix: str, others: Sequence[str], found: dict[str, object]) -> list[str]:

@@ -133,6 +133,8 @@ def run_all(checks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         except (KeyboardInterrupt, SystemExit):
             rows += [not_run(left, "interrupted" if left is check else "not run") for left in checks[len(rows) :]]
             break
+        except Exception as error:  # a full disk, say: what the others found must not be lost
+            rows.append(not_run(check, f"it could not be run: {type(error).__name__}: {error}"))
     outcomes = {row["outcome"] for row in rows}
     overall = "fail" if outcomes - {"pass", "deferred"} else "deferred" if "deferred" in outcomes else "pass"
     return {
@@ -141,14 +143,14 @@ def run_all(checks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def not_run(check: Mapping[str, Any], why: str) -> dict[str, Any]:
-    """The row of a check that somebody's interruption ended or kept from starting."""
+    """The row of a check that could not be run, or that somebody's interruption ended or kept from starting."""
     done = Done(-1, "", "", 0.0, False, 0)
     return row(check, done, "fail", why, {})
 
 
 def run_one(check: Mapping[str, Any]) -> dict[str, Any]:
     """One check in a process of its own, with temporary files of its own."""
-    with tempfile.TemporaryDirectory(prefix="nrl-run-") as folder:
+    with tempfile.TemporaryDirectory(prefix="nrl-run-", ignore_cleanup_errors=True) as folder:
         env = {**os.environ, "TMPDIR": folder, **check.get("env", {})}
         watch = Progress(check["name"], [Path(folder)], patience=math.inf)
         done = run(check["argv"], timeout=float(check.get("timeout", 600)), env=env, watch=watch)
