@@ -53,8 +53,12 @@ class Relocation:
         return not self.findings and (self.applied or not self.changes)
 
     def lines(self) -> list[str]:
-        """For people: one line a change, one a finding."""
-        done = [f"{change.rule:<14} {show(change.path)}{_becomes(change)}" for change in self.changes]
+        """For people: one line a change, one a finding; bytecode, which may be of every module, is a count."""
+        done = [f"{c.rule:<14} {show(c.path)}{_becomes(c)}" for c in self.changes if c.rule != "bytecode"]
+        stale = [change for change in self.changes if change.rule == "bytecode"]
+        if stale:
+            below = os.path.commonpath([os.path.dirname(change.path) for change in stale])
+            done.append(f"{'bytecode':<14} {len(stale)} files below {show(below or b'.')} -> removed")
         return done + [f"{finding.code}: {finding.message}" for finding in self.findings]
 
     def to_json(self) -> dict[str, Any]:

@@ -8,6 +8,12 @@
 #
 # Kept as they are: CUDA_VISIBLE_DEVICES, NCCL_*, and what is not named here. May be sourced again at any time.
 
+if [ -z "${BASH_VERSION:-}${ZSH_VERSION:-}" ]; then
+  echo 'activate.sh: this shell is neither bash nor zsh; source it from one of them' >&2
+  # shellcheck disable=SC2317
+  return 2 2>/dev/null || exit 2
+fi
+
 _nrl_say() { printf 'activate.sh: %s\n' "$*" >&2; }
 
 # Set a variable (or, without a value, unset it), remembering what it was.
@@ -76,7 +82,11 @@ _nrl_activate() {
     [ "${HF_HOME:-}" != "$NRL_CACHE/hf" ] || _nrl_set HF_HOME
     [ "${WANDB_DIR:-}" != "$NRL_CACHE/wandb" ] || _nrl_set WANDB_DIR
   else
-    cache=${NRL_CACHE_ROOT:-${XDG_CACHE_HOME:-${HOME:-/tmp/nrl-$(id -u)}/.cache}/nrl-runtime}
+    part=${HOME:-}
+    part=${part%/}
+    cache=${NRL_CACHE_ROOT:-${XDG_CACHE_HOME:-${part:+$part/.cache}}}
+    if [ -z "$cache" ]; then cache=$(_nrl_home)/.cache || return 2; fi
+    cache=${NRL_CACHE_ROOT:-$cache/nrl-runtime}
   fi
   # Either may be spelled through a link.
   part=$(realpath -m -- "$cache" 2>/dev/null) || part=$cache
@@ -89,6 +99,9 @@ _nrl_activate() {
     *) _nrl_say "NRL_CACHE_ROOT=$cache is not an absolute path"; return 2 ;;
   esac
   cache=$cache/$key
+  part=$cache
+  while [ -n "$part" ] && [ ! -e "$part" ]; do part=${part%/*}; done
+  if [ ! -w "${part:-/}" ]; then _nrl_say "caches cannot be written in $cache: set NRL_CACHE_ROOT"; fi
   # No pattern of the shell's: the caller may have them off, or made an error of those that match nothing.
   site=$(find "$prefix/envs/base/lib" -mindepth 2 -maxdepth 2 -path '*/python3.*/site-packages' 2>/dev/null | sort | tail -n 1) || site=
   cuda=$prefix/cuda
@@ -114,6 +127,20 @@ _nrl_activate() {
     _nrl_set "$part"
   done
   hash -r 2>/dev/null || true
+}
+
+# A home where none is set: the system's word, else a folder that is this user's alone. Compiled code is loaded from below
+# it, and in /tmp anybody can have made one of that name.
+_nrl_home() {
+  local place
+  place=$(getent passwd "$(id -u)" 2>/dev/null | cut -d : -f 6) || place=
+  if [ -n "$place" ] && [ -d "$place" ] && [ -w "$place" ]; then printf '%s' "$place"; return; fi
+  place=/tmp/nrl-$(id -u)
+  mkdir -m 700 -- "$place" 2>/dev/null || true
+  if [ -L "$place" ] || [ ! -d "$place" ] || [ ! -O "$place" ] || ! chmod 700 -- "$place"; then
+    _nrl_say "HOME is not set, and $place is not this user's own folder: set NRL_CACHE_ROOT"; return 2
+  fi
+  printf '%s' "$place"
 }
 
 # A source tree's absolute path, if it works here.
@@ -193,6 +220,6 @@ _nrl_status=0
 _nrl_activate "$_nrl_self" || _nrl_status=$?
 unset _nrl_self
 if [ "$_nrl_status" -ne 0 ]; then deactivate_nrl; fi
-unset -f _nrl_activate _nrl_source _nrl_cuda _nrl_caches _nrl_offline _nrl_join _nrl_set _nrl_say
+unset -f _nrl_activate _nrl_home _nrl_source _nrl_cuda _nrl_caches _nrl_offline _nrl_join _nrl_set _nrl_say
 # The status of this last line is the status of sourcing this file.
 if [ "$_nrl_status" -eq 0 ]; then unset _nrl_status; else unset _nrl_status; (exit 2); fi

@@ -17,7 +17,15 @@
 # Exit status: 0 installed or intact · 2 wrong arguments, variables or host · 3 wrong bytes (archive or installation) ·
 # 4 refused address or archive entry · 5 network or disk · 6 something else is at the prefix · 129, 130, 143 stopped by
 # a signal. What a failed or stopped start unpacked is kept beside the prefix as .NAME.failed; the next start removes it.
-set -uo pipefail
+
+# Another shell reads up to here. Of Bash, what a caller exported in SHELLOPTS or BASHOPTS is not wanted.
+if [ -z "${BASH_VERSION:-}" ]; then
+  echo 'ensure_runtime: error [install.usage]: this is a script for Bash: bash ensure_runtime.sh ...' >&2
+  exit 2
+fi
+set +efCn +o posix -uo pipefail
+shopt -u failglob nullglob nocasematch
+export -n SHELLOPTS BASHOPTS
 umask 022
 unset CDPATH
 
@@ -30,14 +38,15 @@ die() { # status code message
   exit "$1"
 }
 
-helper() { "$PYTHON" -I -B -c "$HELPER" "$@"; }
+# Names are bytes, whatever the locale says.
+helper() { "$PYTHON" -X utf8 -I -B -c "$HELPER" "$@"; }
 
 # For what takes long: Bash acts on a signal while it waits for a child in the background only.
 CHILD='' LOADING=''
 waited() {
   local status
   CHILD=starting
-  "$PYTHON" -I -B -c "$HELPER" "$@" & # no function: the child must be Python itself
+  "$PYTHON" -X utf8 -I -B -c "$HELPER" "$@" & # no function: the child must be Python itself
   CHILD=$!
   wait "$CHILD"
   status=$?
@@ -119,23 +128,30 @@ main() {
 }
 
 need() {
-  local program
+  local program absent=''
   for program in "$@"; do
-    command -v -- "$program" >/dev/null || die 2 install.host "this host has no $program"
+    command -v -- "$program" >/dev/null || absent="$absent, $program"
   done
+  [ -z "$absent" ] || die 2 install.host "this host has no ${absent#, }"
 }
 
 failed_python() { # status
-  "$PYTHON" -I -c 'import sys; sys.exit(sys.version_info < (3, 10))' || die 2 install.host "$PYTHON is older than 3.10"
-  exit "$1"
+  "$PYTHON" -I -c 'import sys; sys.exit(75 * (sys.version_info < (3, 10)))'
+  case $? in
+    0) exit "$1" ;;
+    75) die 2 install.host "$PYTHON is older than 3.10" ;;
+    *) die 2 install.host "$PYTHON does not start: set NRL_PYTHON to a Python 3.10 or later" ;;
+  esac
 }
 
 # Without locks others may be downloading too: a file for each start, and what a dead one of this host left goes on.
 part_name() { # sha; sets PART
-  local old
+  local old host
   PART="$BESIDE.download-${1:0:16}"
   [ -n "$UNLOCKED" ] || return 0
-  PART=$PART-${HOSTNAME:-host}-
+  # HOSTNAME may be the login node's: schedulers take it along.
+  read -r host </proc/sys/kernel/hostname || host=${HOSTNAME:-host}
+  PART=$PART-$host-
   for old in "$PART"[1-9]*; do
     if [ -f "$old" ] && ! kill -0 "${old##*-}" 2>/dev/null && mv -- "$old" "$PART$$" 2>/dev/null; then break; fi
   done
@@ -148,7 +164,8 @@ lock() { # prefix sha; sets STATE and UNLOCKED
   local status
   UNLOCKED=''
   while :; do
-    if ! { exec 9>>"$BESIDE.lock"; } 2>/dev/null; then
+    # Another user's lock is waited for as well.
+    if ! { exec 9>>"$BESIDE.lock"; } 2>/dev/null && ! { exec 9<"$BESIDE.lock"; } 2>/dev/null; then
       helper state "$1" "$2"
       status=$?
       [ "$status" != 0 ] || die 5 io.readonly "cannot write beside $1"
@@ -160,7 +177,7 @@ lock() { # prefix sha; sets STATE and UNLOCKED
     status=$?
     [ "$status" != 75 ] || continue
     # 5: somebody else holds it.
-    [ "$status" = 5 ] || trap 'rm -f -- "$BESIDE.lock"' EXIT
+    [ "$status" = 5 ] || trap 'rm -f -- "$BESIDE.lock" 2>/dev/null' EXIT
     STATE=absent
     [ "$status" != 76 ] || { STATE=same; status=0; }
     [ "$status" != 77 ] || { UNLOCKED=yes; status=0; }
@@ -181,7 +198,7 @@ allowed() {
 }
 
 download() { # url sha part
-  local url=$1 sha=$2 part=$3 attempt
+  local url=$1 sha=$2 part=$3 attempt status
   need curl
   if ! allowed "$url" || [[ $url != https://huggingface.co/* ]]; then
     die 4 install.host_refused "only https://huggingface.co/ is downloaded from, not ${url%%\?*}"
@@ -189,9 +206,11 @@ download() { # url sha part
   [ -n "${PROXY:-}" ] || die 2 install.proxy 'set PROXY: a download goes through an explicit proxy only'
   for ((attempt = 1; attempt <= RETRIES; attempt++)); do
     # Every attempt begins at the hub: a signed link may have expired.
-    if resolve "$url" && helper space "$part" "$LENGTH" && fetch "$part"; then
-      if waited digest "$part" "$sha"; then return 0; fi
-      [ "$FRESH" = yes ] && exit 3
+    if resolve "$url" && room "$part" && fetch "$part"; then
+      waited digest "$part" "$sha"
+      status=$?
+      [ "$status" -ne 0 ] || return 0
+      [ "$status" -eq 3 ] && [ "$FRESH" = no ] || exit "$status"
       # It was continued: the beginning may be another file's. Once more from nothing.
       rm -f -- "$part"
       continue
@@ -204,6 +223,10 @@ download() { # url sha part
     CHILD='' LOADING=''
   done
   die 5 http.download "no download after $RETRIES attempts; what came is kept in $part and continued next time"
+}
+
+room() { # part; no later attempt has more
+  helper space "$1" "$LENGTH" || { FATAL=$?; return 1; }
 }
 
 # curl with nothing from the user's files or environment; secrets come on standard input, not in the arguments.
@@ -304,8 +327,8 @@ fetch() { # part; FRESH says whether all of it came in one go
 
 # shellcheck disable=SC2016
 read -r -d '' HELPER <<'PYTHON'
-import concurrent.futures, errno, fcntl, gzip, hashlib, json, os, platform, re, shutil, signal, stat, subprocess, sys, time
-import zlib
+import concurrent.futures, contextlib, errno, fcntl, gzip, hashlib, json, os, platform, re, shutil, signal, stat
+import subprocess, sys, tempfile, time, zlib
 
 RECORD, FILES = "installed.json", "files.json.gz"
 OWN, FAILED = ".nrl-install", ".nrl-failed"
@@ -364,12 +387,16 @@ def show(name):
 
 def begin(text):
     host()
-    place = os.path.abspath(text)
+    place = "/" + os.path.abspath(text).lstrip("/")  # two slashes in front stay two for abspath
     if text != text.strip() or not re.fullmatch(r"/[A-Za-z0-9._/+@=-]+", place):
         raise Stop(2, "install.prefix", f"prefix {show(place)}: only letters, digits and ._/+@=- work (Ray starts "
                    "workers through a shell without quoting); choose another")
     if len(place) > 200 or place.count("/") < 2:
         raise Stop(2, "install.prefix", f"prefix {show(place)}: needs a folder below the root, 200 bytes at most")
+    beside = f".{os.path.basename(place)}.download-{'0' * 16}-{os.uname().nodename}-{1 << 22}"
+    if len(beside) > 255:
+        raise Stop(2, "install.prefix", f"prefix {show(place)}: its last part is {len(beside) - 255} bytes too long: "
+                   "files beside it could not be named")
     print(place)
 
 
@@ -410,8 +437,7 @@ def sweep(place):
             continue
         path = os.path.join(parent, old)
         if host == here:
-            say(f"removing what a killed start left: {path}")
-            remove(path)
+            clear(path, "a killed start")
         else:
             say(f"{path} is what a start on {host} unpacks or, if it was killed, left: remove it when none runs there")
 
@@ -470,6 +496,8 @@ def state(place, sha):
 def free_space(path, needed, what):
     folder = os.path.dirname(os.path.abspath(path))
     found = os.statvfs(folder)
+    if found.f_flag & os.ST_NOEXEC:
+        raise Stop(2, "install.host", f"{folder} is mounted noexec: no program starts from there; choose another prefix")
     free = found.f_bavail * found.f_frsize
     if free < needed:
         raise Stop(5, "io.space", f"{what} needs {needed} bytes in {folder}, {free} are free")
@@ -477,7 +505,22 @@ def free_space(path, needed, what):
         raise Stop(5, "io.space", f"{folder} has {found.f_favail} inodes left")
 
 
+def own(part):
+    """Whether a file is what this user would make there: where all may write, somebody else can have put it."""
+    found = os.lstat(part)
+    with tempfile.TemporaryFile(dir=os.path.dirname(part)) as probe:  # a file system may give files owners and modes
+        mine = os.fstat(probe.fileno())
+    return (stat.S_ISREG(found.st_mode) and found.st_uid == mine.st_uid and found.st_nlink == 1
+            and not found.st_mode & ~mine.st_mode & 0o022)
+
+
 def space(part, length):
+    if os.path.lexists(part) and not own(part):
+        say(f"{part} is not this user's own file; it is not continued")
+        try:
+            os.unlink(part)
+        except OSError:
+            strange(part)
     have = os.path.getsize(part) if os.path.exists(part) else 0
     # What is unpacked later is larger than the archive; its real size is known once the archive is here.
     free_space(part, 2 * int(length) - have, "the download, unpacked,")
@@ -492,6 +535,14 @@ def digest(path, sha):
     if value.hexdigest() != sha:
         raise Stop(3, "blob.digest", f"{path} has sha256 {value.hexdigest()}, expected {sha}; nothing was unpacked")
     return found
+
+
+def strange(part):
+    raise Stop(6, "install.differs", f"{part} is somebody else's file; choose another prefix, or have it removed")
+
+
+def digest_part(part, sha):
+    digest(part, sha) if own(part) else strange(part)
 
 
 def identity(file):
@@ -825,8 +876,7 @@ def install(archive, sha, place, checked=""):
     staging = os.path.join(parent, f".{name}.staging-{os.uname().nodename}-{os.getpid()}")
     earlier = os.path.join(parent, f".{name}.failed")
     if os.path.isfile(os.path.join(earlier, FAILED)):
-        say(f"removing what an earlier failure left: {earlier}")
-        remove(earlier)
+        clear(earlier, "an earlier failure")
     try:
         with open(archive, "rb", buffering=0) as file:
             before, size = identity(file), os.fstat(file.fileno()).st_size
@@ -838,6 +888,9 @@ def install(archive, sha, place, checked=""):
                 unpacker.add(source, *entry)
             unchanged(archive, before, identity(file))
         root = runtime_root(staging)
+        if os.path.lexists(os.path.join(root, OWN)):
+            raise Stop(3, "install.archive", f"this archive was made of an installation: there is {OWN} in it, which only "
+                       "this script writes")
         interpreters(root)
         write_records(root, staging, unpacker, sha, size, place)
         unpacker.finish()
@@ -902,16 +955,35 @@ def remove(place):
         shutil.rmtree(place, onerror=again)
 
 
+def clear(place, whose):
+    say(f"removing what {whose} left: {place}")
+    try:
+        remove(place)
+    except OSError as error:
+        say(f"{place} stays, whoever owns it can remove it: {error.strerror}")
+
+
 def keep_failed(staging, failed):
     if os.path.isdir(staging):
         try:
             os.chmod(staging, 0o700)
-            with open(os.path.join(staging, FAILED), "w") as file:  # says whose the folder is
-                file.write("left by ensure_runtime.sh for diagnosis; the next start removes it\n")
+            mark(os.path.join(staging, FAILED))
             os.rename(staging, failed)
         except OSError:
             failed = staging
         say(f"what was unpacked is kept in {failed}; the next start removes it")
+
+
+def mark(path):
+    """Says whose the folder is. The archive may have brought something of that name; a full disk leaves the name alone."""
+    if os.path.isdir(path) and not os.path.islink(path):
+        remove(path)
+    elif os.path.lexists(path):
+        os.unlink(path)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with contextlib.suppress(OSError):
+        os.write(fd, b"left by ensure_runtime.sh for diagnosis; the next start removes it\n")
+    os.close(fd)
 
 
 # ---- an installation that is there
@@ -1014,7 +1086,7 @@ def settle(place):
 
 def run(command, *arguments):
     stop_on_signals()
-    commands = {"begin": begin, "lock": lock, "space": space, "digest": lambda *a: digest(*a) and 0, "install": install,
+    commands = {"begin": begin, "lock": lock, "space": space, "digest": digest_part, "install": install,
                 "recheck": recheck, "state": state, "size": lambda path: print(os.path.getsize(path))}
     try:
         return commands[command](*arguments) or 0

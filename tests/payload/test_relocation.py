@@ -101,3 +101,18 @@ def test_a_tree_is_relocated_by_its_own_interpreter(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "realpath" in (root / "bin/tool").read_text()
     assert subprocess.run([root / "bin/tool"], capture_output=True, text=True).stdout == "x\n"
+
+
+@pytest.mark.parametrize("count", [1, 30])
+def test_stale_bytecode_is_one_line_and_all_of_it_in_the_json(tree: Path, count: int) -> None:
+    cache = tree / "envs/base/lib/__pycache__"
+    cache.mkdir()
+    for number in range(count):
+        (cache / f"m{number}.cpython-313.pyc").write_bytes(os.fsencode(tree) + b"/envs/base/lib/m.py")
+    code = "import sys; from oci_builder.cli import main; main()"
+    argv = [sys.executable, "-c", code, "relocate", str(tree), "--dry-run"]
+    lines = subprocess.run(argv, capture_output=True, text=True).stdout.splitlines()
+    said = [line for line in lines if line.startswith("bytecode")]
+    assert len(said) == 1 and f" {count} files below 'envs/base/lib/__pycache__' -> removed" in said[0], lines
+    paths = [c["path"] for c in relocate(tree, "--dry-run")[1]["changes"] if c["rule"] == "bytecode"]
+    assert len(paths) == count

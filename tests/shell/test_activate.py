@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import shutil
+import stat
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +17,9 @@ import pytest
 SCRIPT = Path(__file__).parents[2] / "layers/files/activate.sh"
 PYTHON = Path(getattr(sys, "_base_executable", sys.executable)).resolve()
 DUMP = f"{PYTHON} -c 'import json, os; print(json.dumps(dict(os.environ)))'"
-SHELLS = ["bash -eu -c", "zsh -f -eu -c", "bash -c"]
+# More shells to try, separated by colons: Ubuntu 22.04 has Bash 5.1.
+MORE = [f"{shell} -euo pipefail -c" for shell in os.environ.get("OCI_BUILDER_BASHES", "").split(":") if shell]
+SHELLS = ["bash -eu -c", "zsh -f -eu -c", "bash -c", *MORE]
 
 
 @pytest.fixture
@@ -165,10 +170,75 @@ def test_overlay_online_and_short_ray_folder(root: Path, tmp_path: Path) -> None
     assert kept["RAY_TMPDIR"] == "/scratch/r"
 
 
-def test_without_home_and_without_record(root: Path) -> None:
+@pytest.mark.parametrize("shell", ["bash -eu -c", "zsh -f -eu -c"])
+@pytest.mark.parametrize("home", ["unset HOME", "HOME=", "HOME=/"])
+def test_without_home_and_without_record(root: Path, shell: str, home: str) -> None:
     shutil.rmtree(root / ".nrl-install")
-    env = environment("bash -eu -c", f"unset HOME; . {root}/activate.sh")
-    assert env["TRITON_CACHE_DIR"].startswith(f"/tmp/nrl-{os.getuid()}/.cache/nrl-runtime/prefix-")
+    env = environment(shell, f"{home}; . {root}/activate.sh")
+    assert env["TRITON_CACHE_DIR"].startswith(f"{pwd.getpwuid(os.getuid()).pw_dir}/.cache/nrl-runtime/prefix-")
+
+
+@pytest.fixture
+def stranger(root: Path) -> Iterator[int]:
+    """A user that the system does not know, as containers and batch systems have them."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root to be somebody else")
+    for place in (root, *root.parents):
+        if place != Path("/tmp") and place.is_relative_to("/tmp"):
+            place.chmod(place.stat().st_mode | 0o055)
+    user = 70_000_000 + os.getpid()
+    place = Path(f"/tmp/nrl-{user}")
+    yield user
+    shutil.rmtree(place) if place.is_dir() and not place.is_symlink() else place.unlink(missing_ok=True)
+
+
+def as_stranger(user: int, shell: str, script: str) -> subprocess.CompletedProcess[str]:
+    words = ["setpriv", "--reuid", str(user), "--clear-groups", *shell.split(), script]
+    env = {"PATH": "/usr/bin:/bin"}
+    return subprocess.run(words, env=env, cwd="/", capture_output=True, text=True, timeout=30, check=False)
+
+
+@pytest.mark.parametrize("shell", ["bash -eu -c", "zsh -f -eu -c"])
+def test_a_user_without_a_home_has_caches_of_his_own(root: Path, stranger: int, shell: str) -> None:
+    """B195."""
+    done = as_stranger(stranger, shell, f"umask 000; . {root}/activate.sh; echo $NRL_CACHE")
+    assert done.stdout.startswith(f"/tmp/nrl-{stranger}/.cache/nrl-runtime/"), done.stderr
+    found = Path(f"/tmp/nrl-{stranger}").stat()
+    assert (found.st_uid, stat.S_IMODE(found.st_mode)) == (stranger, 0o700)
+
+
+@pytest.mark.parametrize("planted", ["folder", "link", "file"])
+def test_caches_that_somebody_else_made_are_not_used(root: Path, tmp_path: Path, stranger: int, planted: str) -> None:
+    """What is compiled and loaded there would be his."""
+    place = Path(f"/tmp/nrl-{stranger}")
+    match planted:
+        case "folder":
+            place.mkdir(mode=0o777)
+            place.chmod(0o777)
+        case "link":
+            (tmp_path / "his").mkdir()
+            os.chown(tmp_path / "his", stranger, stranger)
+            place.symlink_to(tmp_path / "his")
+        case "file":
+            place.touch()
+    done = as_stranger(stranger, "bash -c", f". {root}/activate.sh && echo activated")
+    assert done.returncode == 2 and done.stdout == "" and "set NRL_CACHE_ROOT" in done.stderr
+    assert "/tmp" in as_stranger(stranger, "bash -c", f"NRL_CACHE_ROOT=/tmp . {root}/activate.sh; echo $NRL_CACHE").stdout
+
+
+def test_a_place_where_no_cache_can_be_written_is_said(root: Path, stranger: int) -> None:
+    done = as_stranger(stranger, "bash -c", f"HOME=/nonexistent/x; . {root}/activate.sh && echo activated")
+    assert done.stdout == "activated\n" and "caches cannot be written" in done.stderr
+    assert "cannot be written" not in as_stranger(stranger, "bash -c", f"HOME=/tmp/new; . {root}/activate.sh").stderr
+
+
+@pytest.mark.parametrize("shell", [["dash"], ["busybox", "sh"], ["mksh"]])
+def test_another_shell_goes_on_unchanged(root: Path, shell: list[str]) -> None:
+    if shutil.which(shell[0]) is None:
+        pytest.skip(f"not installed: {shell[0]}")
+    script = f". {root}/activate.sh; echo $? ${{NRL_RUNTIME_ROOT-none}}"
+    done = subprocess.run([*shell, "-c", script], capture_output=True, text=True, timeout=30)
+    assert done.stdout == "2 none\n" and done.stderr.count("\n") == 1 and "bash" in done.stderr
 
 
 def test_odd_folders_are_refused(root: Path) -> None:
