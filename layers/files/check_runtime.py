@@ -6,21 +6,26 @@
 Without options: the host (Linux x86_64, glibc, driver, compiler, memory for collectives) and the installation.
 ``--imports`` imports every tier, ``--gpu`` runs the checks on this node's GPUs (zero GPUs is a failure), ``--cluster``
 asks every node of the running Ray cluster whether it has the same runtime under the same absolute path.
-What a build left out is named as skipped, with its reason. Standard library only.
+What a build left out is named as skipped, with its reason. Python 3.10 or later, standard library only.
 Exit status: 0 nothing failed, 1 a check said no, 2 wrong arguments.
 """
 
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import os
 import platform
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
+if sys.version_info < (3, 10):
+    print("check_runtime.py: needs Python 3.10 or later: take envs/base/bin/python beside it", file=sys.stderr)
+    sys.exit(2)
 # Bytecode written here would be a stranger in the installation, and ``-I`` leaves this folder out of the path.
 sys.dont_write_bytecode = True
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -29,7 +34,7 @@ from runtime_check.cluster import cluster_rows  # noqa: E402
 from runtime_check.gpus import gpu_rows  # noqa: E402
 from runtime_check.host import host_rows  # noqa: E402
 from runtime_check.installation import installation_rows  # noqa: E402
-from runtime_check.rows import Row, at_home, installed  # noqa: E402
+from runtime_check.rows import Row, at_home, installed, row  # noqa: E402
 from runtime_check.shipped import shipped_rows  # noqa: E402
 
 SCHEMA = "nrl-check-runtime/1"
@@ -45,15 +50,23 @@ def collect(options: argparse.Namespace) -> list[Row]:
     startable = {r["name"] for r in rows if r["outcome"] == "pass"}
     usable = [t for t in tiers if f"interpreter:{t}" in startable]
     if usable and options.imports and not options.gpu:
-        rows += shipped_rows(prefix, usable, ["container-check"], r"imports?:")
+        rows += shipped(prefix, usable, ["container-check"], r"imports?:")
     if options.gpu:
         found, count = gpu_rows(prefix)
         rows += found
         stages = ["single", "nccl"] if count > 1 else ["single"]
-        rows += shipped_rows(prefix, usable, stages, "") if usable and count else []
+        rows += shipped(prefix, usable, stages, "") if usable and count else []
     if options.cluster:
         rows += cluster_rows(prefix)
     return rows
+
+
+def shipped(prefix: Path, tiers: Sequence[str], stages: Sequence[str], only: str) -> list[Row]:
+    """Their rows, or one that says why they could not be run: no folder for temporary files, a full disk."""
+    try:
+        return shipped_rows(prefix, tiers, stages, only)
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        return [row("checks", False, f"they cannot be run here: {error}")]
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -74,6 +87,9 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--prefix", default=str(Path(__file__).resolve().parent), help="the runtime's folder")
     parser.add_argument("--json", metavar="FILE", help="results as JSON; - for standard output")
     options = parser.parse_args(argv)
+    if options.json and options.json != "-" and (why := unwritable(options.json)):
+        print(f"check_runtime.py: {options.json}: {why}", file=sys.stderr)
+        return 2
     started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     rows = collect(options)
     outcomes = {r["outcome"] for r in rows}
@@ -91,6 +107,17 @@ def main(argv: Sequence[str]) -> int:
         print(f"check_runtime.py: {options.json}: {error.strerror}", file=sys.stderr)
         return 2
     return 0 if ok else 1
+
+
+def unwritable(place: str) -> str:
+    """Why no file can be written there, known before checks run for long; empty when one can."""
+    folder = os.path.dirname(place) or "."
+    if not os.path.isdir(folder):
+        return os.strerror(errno.ENOENT)
+    if os.path.isdir(place):
+        return os.strerror(errno.EISDIR)
+    there = os.path.exists(place)
+    return "" if os.access(place if there else folder, os.W_OK) else os.strerror(errno.EACCES)
 
 
 def report(rows: Sequence[Row], result: str, place: str | None) -> None:

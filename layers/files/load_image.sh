@@ -8,6 +8,11 @@
 # and load nothing: success is that the image is there with an ID that container.json foretold. Needs Bash and Python 3.
 #
 # Exit status: 0 loaded · 2 wrong arguments or host · 3 another image has the name · 5 the engine could not load it
+
+if [ -z "${BASH_VERSION:-}" ]; then
+  echo 'load_image: this is a script for Bash: bash load_image.sh ...' >&2
+  exit 2
+fi
 set -uo pipefail
 
 die() { # status message

@@ -100,10 +100,31 @@ def test_a_reader_that_leaves_changes_nothing(prefix: Path) -> None:
         assert "Traceback" not in done.stderr and "Broken" not in done.stderr and done.returncode == status
 
 
-def test_a_result_that_cannot_be_written_is_said(prefix: Path) -> None:
-    argv = [PYTHON, str(prefix / "check_runtime.py"), "--json", "/nonexistent/x"]
+@pytest.mark.parametrize(("place", "word"), [("/nonexistent/x", "No such file"), ("/tmp", "a directory")])
+def test_a_result_that_cannot_be_written_is_said_before_checks_run(prefix: Path, place: str, word: str) -> None:
+    argv = [PYTHON, str(prefix / "check_runtime.py"), "--json", place]
     done = subprocess.run(argv, capture_output=True, text=True)
-    assert done.returncode == 2 and "/nonexistent/x: No such file" in done.stderr and "Traceback" not in done.stderr
+    assert done.returncode == 2 and f"{place}: " in done.stderr and word in done.stderr
+    assert done.stdout == "" and "Traceback" not in done.stderr
+
+
+def test_checks_that_cannot_be_run_are_a_row(prefix: Path, tmp_path: Path) -> None:
+    """A full disk, no folder for temporary files."""
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken/tempfile.py").write_text(
+        "class TemporaryDirectory:\n def __init__(self, prefix): raise OSError(28, 'No space left on device')\n"
+    )
+    status, rows, text = run(prefix, "--imports", PYTHONPATH=str(tmp_path / "broken"))
+    assert status == 1 and "No space" in rows["checks"]["reason"] and "Traceback" not in text
+
+
+@pytest.mark.parametrize("version", ["3.9", "3.8"])
+def test_an_older_python_is_told_what_to_take(version: str) -> None:
+    found = next(Path.home().glob(f".pyenv/versions/{version}*/bin/python3"), None)
+    if found is None:
+        pytest.skip(f"needs Python {version}")
+    done = subprocess.run([found, FILES / "check_runtime.py"], capture_output=True, text=True)
+    assert done.returncode == 2 and "envs/base/bin/python" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_it_writes_no_bytecode_into_the_runtime(prefix: Path) -> None:

@@ -85,3 +85,10 @@ def test_podman_itself(runnable: Built, tmp_path: Path, archive: str) -> None:
         done = subprocess.run([HELPER, path, str(wrapper)], capture_output=True, text=True, env=env)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split()[1] == classic(runnable).removeprefix("sha256:")
+
+
+def test_another_shell_says_that_it_is_none() -> None:
+    if shutil.which("dash") is None:
+        pytest.skip("not installed: dash")
+    done = subprocess.run(["dash", HELPER, "x"], capture_output=True, text=True)
+    assert done.returncode == 2 and "this is a script for Bash" in done.stderr
