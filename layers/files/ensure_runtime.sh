@@ -125,6 +125,7 @@ main() {
   [ -z "$part" ] || rm -f -- "$part"
   say "installed in $prefix"
   printf '%s\n' "$prefix"
+  return 0
 }
 
 need() {

@@ -218,6 +218,22 @@ def test_variables_that_change_what_runs(prefix: Path, env: dict[str, str]) -> N
     assert rows["variables"]["outcome"] == "fail" and next(iter(env)) in rows["variables"]["reason"]
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs the right to mount")
+@pytest.mark.parametrize(("name", "outcome"), [("NRL_CACHE", "fail"), ("XDG_CACHE_HOME", "deferred")])
+def test_caches_where_nothing_can_be_loaded(prefix: Path, tmp_path: Path, name: str, outcome: str) -> None:
+    """Of a shell that is not activated it is a guess."""
+    place = tmp_path / "noexec"
+    place.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "noexec,size=1m", "none", place], check=False).returncode:
+        pytest.skip("needs the right to mount")
+    try:
+        rows = run(prefix, **{name: str(place / "new")})[1]
+    finally:
+        subprocess.run(["umount", place], check=True)
+    assert rows["caches"]["outcome"] == outcome and "noexec" in rows["caches"]["reason"]
+    assert run(prefix, **{name: str(tmp_path / "new")})[1]["caches"]["outcome"] == "pass"
+
+
 def test_a_long_folder_for_rays_sockets(prefix: Path, tmp_path: Path) -> None:
     """B197, B198."""
     long = tmp_path / ("t" * 60)

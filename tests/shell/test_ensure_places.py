@@ -221,3 +221,11 @@ def test_all_that_a_host_lacks_is_named_at_once(archive: Path, tmp_path: Path) -
 def test_a_python_that_does_not_start_is_not_called_old(archive: Path, tmp_path: Path) -> None:
     done = script(archive, sha(archive), tmp_path / "rt", NRL_PYTHON="false")
     assert done.returncode == 2 and "does not start" in done.stderr and "older" not in done.stderr
+
+
+def test_it_is_installed_where_nobody_listens(archive: Path, tmp_path: Path) -> None:
+    """A daemon's start, without standard streams."""
+    argv = ["bash", "-c", 'exec <&- >&- 2>&-; exec bash "$@"', "-", SCRIPT, archive, sha(archive), tmp_path / "rt"]
+    for _ in range(2):
+        done = subprocess.run(argv, env={"PATH": os.environ["PATH"], "NRL_PYTHON": PYTHON}, timeout=60, check=False)
+        assert done.returncode == 0 and (tmp_path / "rt/envs/base/data").exists()

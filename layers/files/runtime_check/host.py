@@ -26,6 +26,7 @@ def host_rows(gpu: bool) -> Iterator[Row]:
     free = shared_memory()
     yield row("shm", free >= SHM, f"/dev/shm has {free} bytes, collectives need {SHM}")
     yield socket_path()
+    yield caches()
     yield from variables()
 
 
@@ -77,6 +78,21 @@ def socket_path() -> Row:
     folder = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
     long = len(folder) > 40
     return row("ray-folder", not long, f"{folder} is longer than 40 bytes: set RAY_TMPDIR" if long else folder)
+
+
+def caches() -> Row:
+    """Kernels are compiled into a cache and loaded from there. Of a shell that is not activated, a guess."""
+    own = os.environ.get("NRL_CACHE")
+    guess = os.environ.get("NRL_CACHE_ROOT") or os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    place = Path(os.path.abspath(own or guess))
+    there = next(folder for folder in (place, *place.parents) if folder.exists())
+    wrong = ""
+    if not os.access(there, os.W_OK):
+        wrong = "cannot be written"
+    elif os.statvfs(there).f_flag & os.ST_NOEXEC:
+        wrong = "is mounted noexec: what is compiled there cannot be loaded"
+    verdict = not wrong if own or not wrong else None
+    return row("caches", verdict, f"{place} {wrong}: set NRL_CACHE_ROOT" if wrong else str(place))
 
 
 def variables() -> Iterator[Row]:
