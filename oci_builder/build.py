@@ -163,9 +163,12 @@ class _Build:
         runtime = make_runtime(self.spec, self.folder, work, self.options.jobs, self.emit)
         outputs = Outputs(self.out, FILES, self.cache)
         folders = {**runtime.tiers, **{f"../{name}": path for name, path in runtime.trees.items()}}
-        key = input_key(self.spec, self.folder, folders, self.codec.describe(), __version__)
+        ours = [path for path in folders.values() if path.is_relative_to(work)]
+        key = input_key(self.spec, self.folder, folders, self.codec.describe(), __version__, ours)
         known = None if self.options.check or key is None else outputs.known(key)
-        if known is not None:
+        if key is not None and known is not None:
+            self.store.note_use(outputs.blobs(key))
+            self.cache.note_use()
             self.emit(Event("note", "build", message="nothing has changed"))
             return BuildResult(self.out, known[CONTAINER_JSON], known[PORTABLE_JSON], unchanged=True)
         base = load_base(self.spec, self.folder, self.store, self.write, self.emit)
@@ -183,7 +186,7 @@ class _Build:
         image, portable_only = self._image(base, made.layers), self._write(self._portable_plans(cuda))
         with scratch_folder(self.out) as staging:
             result = self._archives(image, base, made, portable_only, staging)
-            outputs.publish(staging, key)
+            outputs.publish(staging, key, self.store.used)
         return result
 
     def _write(self, plans: Sequence[LayerPlan]) -> _Made:

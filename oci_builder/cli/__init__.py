@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from oci_builder import __version__
+from oci_builder.cli.caching import CACHE_COMMANDS
 from oci_builder.cli.common import (
     PROGRESS,
     QuietGroup,
@@ -50,7 +51,7 @@ def completion(shell: str) -> None:
     click.echo(found(cli, {}, "oci-builder", "_OCI_BUILDER_COMPLETE").source())
 
 
-for _command in (*IMAGE_COMMANDS, *PAYLOAD_COMMANDS, *RELEASE_COMMANDS, *STAGE_COMMANDS):
+for _command in (*IMAGE_COMMANDS, *PAYLOAD_COMMANDS, *RELEASE_COMMANDS, *STAGE_COMMANDS, *CACHE_COMMANDS):
     cli.add_command(accept_settings(_command))
 
 

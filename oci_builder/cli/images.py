@@ -18,6 +18,7 @@ from oci_builder.cli.common import (
     Settings,
     cache_option,
     default_jobs,
+    human,
     json_option,
     pass_settings,
     say,
@@ -45,19 +46,6 @@ HELD_TO = click.option(
 JOBS = click.option(
     "--jobs", type=click.IntRange(1, MOST_JOBS), default=default_jobs, show_default="CPUs", help="Threads."
 )
-
-
-def human(size: float) -> str:
-    """A size for people.
-
-    >>> human(1_500_000)
-    '1.5 MB'
-    """
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000 or unit == "GB":
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    raise AssertionError
 
 
 @click.command()

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from oci_builder.model.jsontext import dump_json
 from oci_builder.model.receipts import Check, Host, Receipt, parse_statement
 from oci_builder.model.redact import redact_value, secret_values
 from oci_builder.model.spec import load_spec
+from oci_builder.payload.tidy import in_use
 from oci_builder.qualification import spec_sha256
 from oci_builder.release.files import create_exclusively
 from oci_builder.release.host import engine_name, new_attempt, stamp, this_host, tool_versions
@@ -72,8 +74,9 @@ def run_stage(
         stage, parsed = find_stage(name), Request.parse(request)
         check_version(parsed)
         check_options(stage, parsed)
-        work = _work(stage, parsed)
-        outcome = stage.run(replace(parsed, work=str(work)), emit)
+        with _cache_in_use(Path(parsed.cache)), _cache_in_use(Path(parsed.scratch or parsed.cache)):
+            work = _work(stage, parsed)
+            outcome = stage.run(replace(parsed, work=str(work)), emit)
         base.update(_result(stage, parsed, outcome, base))
     except OciBuilderError as error:
         base.update(_failure(error))
@@ -147,6 +150,15 @@ def _engine(said: str) -> str:
         raise ValueError(f"engine is one of {ENGINES}, not {said!r}")
     # The stand-in marks the environment, so that nothing made through it can claim to be Modal's.
     return "fake" if engine_name() == "fake" else said
+
+
+@contextmanager
+def _cache_in_use(cache: Path) -> Iterator[None]:
+    """Nobody prunes runs and installations of a cache while this is open. A read-only cache is nobody's to prune."""
+    with ExitStack() as stack:
+        with suppress(OSError):
+            stack.enter_context(in_use(cache / "locks"))
+        yield
 
 
 def _work(stage: Stage, request: Request) -> Path:

@@ -78,6 +78,8 @@ def install(request: Request, spec: Spec, sha256: str, emit: Emit) -> Path:
         ["bash", str(helper), str(archive), sha256, str(prefix)], dict(os.environ), Path(request.work) / "install.log",
         emit,
     )  # fmt: skip
+    if not given:
+        os.utime(prefix.parent)  # used now: pruning the cache goes by it
     if status:
         raise CheckFailed("stage.install", f"the installer ended with {status}: {log}", where=str(prefix))
     return prefix

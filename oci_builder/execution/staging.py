@@ -262,6 +262,13 @@ def staged_trees(cache: Path) -> Iterator[StagedTree]:
                 yield StagedTree(folder, record.stat().st_mtime if record.exists() else folder.stat().st_ctime)
 
 
+def staged_in_use(tree: StagedTree) -> bool:
+    """Whether somebody runs something in a tree; what cannot be asked is not."""
+    with suppress(OSError):
+        return in_use(tree.folder / _RECORD)
+    return False
+
+
 def remove_staged(tree: StagedTree) -> bool:
     """Remove a tree unless somebody uses it, or stages the same image just now; says whether it is gone. Idempotent.
 

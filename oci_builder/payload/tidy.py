@@ -23,7 +23,10 @@ from oci_builder.model.jsontext import dump_json
 KEPT_BUILDS = 2
 # Of what no record names (made before there were records, or by a build that failed).
 KEPT_SECONDS = 7 * 86400.0
-_USES, _LOCK = "uses.json", ".in-use.lock"
+# A use is written down once in so long, where nothing else has changed.
+_RECENT_SECONDS = 3600.0
+LOCK = ".in-use.lock"
+_USES = "uses.json"
 _MADE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*-[0-9a-f]{20}")
 _PARTIAL = re.compile(r"\..*\.partial-(\d+)")
 
@@ -36,7 +39,7 @@ def in_use(work: Path) -> Iterator[None]:
         OSError: the disk.
     """
     work.mkdir(parents=True, exist_ok=True)
-    with (work / _LOCK).open("a") as file:
+    with (work / LOCK).open("a") as file:
         with suppress(OSError):  # a file system without locks: then tidy does nothing either
             fcntl.flock(file, fcntl.LOCK_SH)
         yield
@@ -56,10 +59,33 @@ def note_use(work: Path, who: str, used: Iterable[str]) -> None:
         now = sorted(set(used))
         earlier = [names for names in uses.get(who, []) if names != now]
         fresh = {**uses, who: [now, *earlier][:KEPT_BUILDS]}
-        if fresh != uses:
-            place = work / f".{_USES}.partial-{os.getpid()}"
-            place.write_bytes(dump_json({"uses": fresh, "known": sorted({*_known(work), *_names(uses), *now})}))
-            place.replace(work / _USES)
+        when = _when(work)
+        if fresh != uses or time.time() - when.get(who, 0.0) > _RECENT_SECONDS:
+            _write(work, fresh, {*_known(work), *_names(uses), *now}, {**when, who: time.time()})
+
+
+def last_uses(work: Path) -> dict[str, float]:
+    """Name of a folder below ``work`` -> when a build last used it or its spec's build after it, seconds since 1970."""
+    when, found = _when(work), dict[str, float]()
+    for who, builds in _uses(work).items():
+        # A build that has nothing to do asks for no toolkit.
+        last = max(when.get(who, 0.0), when.get(who.removesuffix(" cuda"), 0.0))
+        for name in {name for names in builds for name in names}:
+            found[name] = max(last, found.get(name, 0.0))
+    return found
+
+
+def forget_uses(work: Path, gone: Iterable[str]) -> None:
+    """These folders below ``work`` are no more.
+
+    Raises:
+        OSError: the disk.
+    """
+    lost = set(gone)
+    with _alone(work / f".{_USES}.lock"):
+        stay = {who: [[n for n in names if n not in lost] for names in builds] for who, builds in _uses(work).items()}
+        fresh = {who: kept for who, builds in stay.items() if (kept := [names for names in builds if names])}
+        _write(work, fresh, _known(work) - lost, {who: at for who, at in _when(work).items() if who in fresh})
 
 
 def tidy(work: Path, emit: Emit) -> None:
@@ -74,7 +100,7 @@ def tidy(work: Path, emit: Emit) -> None:
 
 
 def _tidy(work: Path, emit: Emit) -> None:
-    with (work / _LOCK).open("a") as file:
+    with (work / LOCK).open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -123,6 +149,12 @@ def _sweep(work: Path) -> None:
             shutil.rmtree(place) if place.is_dir() and not place.is_symlink() else place.unlink(missing_ok=True)
 
 
+def _write(work: Path, uses: dict[str, list[list[str]]], known: set[str], when: dict[str, float]) -> None:
+    place = work / f".{_USES}.partial-{os.getpid()}"
+    place.write_bytes(dump_json({"uses": uses, "known": sorted(known), "when": {w: int(t) for w, t in when.items()}}))
+    place.replace(work / _USES)
+
+
 def _read(work: Path) -> dict[str, Any]:
     try:
         found = json.loads((work / _USES).read_bytes())
@@ -141,6 +173,12 @@ def _uses(work: Path) -> dict[str, list[list[str]]]:
 def _known(work: Path) -> set[str]:
     known = _read(work).get("known")
     return {str(name) for name in known} if isinstance(known, list) else set()
+
+
+def _when(work: Path) -> dict[str, float]:
+    when = _read(work).get("when")
+    found = when.items() if isinstance(when, dict) else ()
+    return {who: float(at) for who, at in found if isinstance(at, int) and not isinstance(at, bool)}
 
 
 def _names(uses: dict[str, list[list[str]]]) -> set[str]:

@@ -17,6 +17,8 @@ from pathlib import Path
 from oci_builder.model.errors import IntegrityError, SpecError, TransportError, show
 
 UV_VERSION = "0.11.18"
+# uv's cache, below the folder of the environments.
+CACHE_NAME = "uv-cache"
 # What a build may see of the caller's shell: where programs, files, proxies and certificates are, and who asks. Flags
 # and compilers (CFLAGS, LDFLAGS, CC, CMAKE_ARGS, MAKEFLAGS …) change what is built, and nothing of the shell is in a
 # key: a tier's build_env names them.
@@ -124,7 +126,7 @@ def find_uv(work: Path) -> Uv:
             "payload.uv", f"{found} is version {' '.join(version)}, wanted {UV_VERSION}: pip install uv=={UV_VERSION}",
             where=found, expected=UV_VERSION, actual=" ".join(version),
         )  # fmt: skip
-    return Uv(Path(found), Path(os.environ.get("UV_CACHE_DIR") or work / "uv-cache").absolute())
+    return Uv(Path(found), Path(os.environ.get("UV_CACHE_DIR") or work / CACHE_NAME).absolute())
 
 
 def find_interpreter(wanted: str, uv: Uv, where: str) -> Interpreter:

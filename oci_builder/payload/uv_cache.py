@@ -80,6 +80,17 @@ def _built(cache: Path) -> Iterator[tuple[str, Origin]]:
             yield os.path.basename(os.readlink(link)), Origin(f"{link.name}.whl", _text(sha), True, index)
 
 
+def archive_links(cache: Path) -> Iterator[Path]:
+    """Every link of uv's cache to an unpacked wheel."""
+    for bucket in sorted([*cache.glob("wheels-v*/*"), *cache.glob("sdists-v*/*")]):
+        yield from _links(bucket)
+
+
+def pointer_files(link: Path) -> list[Path]:
+    """What is known of the file of a link, beside it."""
+    return [path for end in _POINTERS if (path := link.with_name(f"{link.name}{end}")).is_file()]
+
+
 def _links(bucket: Path) -> Iterator[Path]:
     for parent, folders, files in os.walk(bucket):
         folders[:] = [name for name in folders if name != "src"]

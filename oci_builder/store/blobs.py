@@ -52,6 +52,17 @@ class DirStore:
             raise disk_error(error, "making the store") from None
         self._records = Records(self.work / "records")
         self._open: dict[Digest, FileRange] = {}
+        self._used: set[Digest] = set()
+
+    @property
+    def used(self) -> frozenset[Digest]:
+        """The blobs that were looked for and found, or made, since the store was opened."""
+        return frozenset(self._used)
+
+    def note_use(self, digests: Iterable[Digest]) -> None:
+        """These blobs are of use now, though nobody reads them: pruning goes by the last use."""
+        for digest in digests:
+            self._records.touch(digest)
 
     def close(self) -> None:
         """Close the blobs that ``open`` opened. Idempotent."""
@@ -158,6 +169,7 @@ class DirStore:
         os.replace(part, self.path(digest))
         _sync_folder(self._blobs)
         self._records.vouch(digest, os.stat(self.path(digest)))
+        self._used.add(digest)
 
     def remember(self, digest: Digest, key: str, value: Any) -> None:
         """Keep a small JSON value beside a blob; lost with it."""
@@ -215,6 +227,9 @@ class DirStore:
             if actual != digest:
                 self._quarantine(digest, actual)
             self._records.vouch(digest, status)
+        if digest not in self._used:
+            self._used.add(digest)
+            self._records.touch(digest)
         return status
 
     def _quarantine(self, digest: Digest, actual: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -129,14 +130,26 @@ class BuildCache:
             if database is not None and rows:
                 database.executemany("INSERT OR REPLACE INTO blocks VALUES (?, ?, ?, ?)", rows)
 
+    def note_use(self) -> None:
+        """The cache is of use now, though nothing new is learnt: pruning goes by the last use."""
+        with contextlib.suppress(OSError):
+            os.utime(self.path)
+
     def forget_blobs(self, keep: Iterable[str]) -> None:
-        """Drop places in blobs that are gone; ``keep`` are the digests that stay."""
-        kept = set(keep)
+        """Drop what is known of blobs that are gone, and give its room back; ``keep`` are the digests that stay."""
+        kept = {"", *keep}
         with self._use() as database:
             if database is not None:
                 for (digest,) in database.execute("SELECT DISTINCT digest FROM blocks").fetchall():
                     if digest not in kept:
                         database.execute("DELETE FROM blocks WHERE digest = ?", (digest,))
+                for key, value in database.execute("SELECT key, value FROM records").fetchall():
+                    with contextlib.suppress(ValueError, AttributeError):
+                        if json.loads(value).get("digest", "") not in kept:
+                            database.execute("DELETE FROM records WHERE key = ?", (key,))
+        with self._lock, contextlib.suppress(sqlite3.Error):
+            if self._database is not None:
+                self._database.execute("VACUUM")
 
 
 def _open(path: Path) -> sqlite3.Connection:

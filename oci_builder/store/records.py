@@ -47,6 +47,11 @@ class Records:
                 temporary.write_text(json.dumps(record))
                 os.replace(temporary, path)
 
+    def touch(self, digest: Digest) -> None:
+        """The blob is used now: its record's time says so."""
+        with contextlib.suppress(OSError):
+            os.utime(self._folder / f"{digest.hex}.json")
+
     def drop(self, digest: Digest) -> None:
         """Forget all about a blob."""
         with self._lock:

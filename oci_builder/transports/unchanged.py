@@ -6,10 +6,11 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from oci_builder.model.digest import Digest
 from oci_builder.model.errors import SpecError, show
 from oci_builder.model.jsontext import dump_json
 from oci_builder.model.spec import DockerBase, HostBase, OciBase, RootfsBase, Spec
@@ -23,9 +24,14 @@ _FILES = "files/"
 
 
 def input_key(
-    spec: Spec, folder: Path, tiers: Mapping[str, Path], codec: Mapping[str, Any], version: str
-) -> bytes | None:
-    """A digest over everything that the outputs depend on, by stat identity; ``None`` when it cannot be known."""
+    spec: Spec, folder: Path, tiers: Mapping[str, Path], codec: Mapping[str, Any], version: str,
+    linked: Collection[Path] = (),
+) -> bytes | None:  # fmt: skip
+    """A digest over everything that the outputs depend on, by stat identity; ``None`` when it cannot be known.
+
+    Args:
+        linked: those of the tiers' folders that the cache's own environments share their files with.
+    """
     parts: list[Any] = [spec.canonical().decode(), str(folder), version, dict(codec)]
     match spec.base:
         case HostBase():
@@ -44,7 +50,7 @@ def input_key(
         trees[_FILES] = folder / spec.files
         if not trees[_FILES].is_dir():
             raise SpecError("spec.path", f"files: there is no folder {show(str(trees[_FILES]))}", where="files")
-    parts += zip(trees, fingerprints(list(trees.values())), strict=True)
+    parts += zip(trees, fingerprints(list(trees.values()), linked), strict=True)
     return hashlib.sha256(b"inputs" + dump_json(parts)).digest()
 
 
@@ -102,15 +108,24 @@ class Outputs:
         except (OSError, ValueError, TypeError, KeyError):
             return None
 
-    def remember(self, key: bytes) -> None:
-        """These inputs gave the files that lie here now."""
-        self.cache.remember(self._key(key), {"files": self._state()})
+    def blobs(self, key: bytes) -> list[Digest]:
+        """What these inputs were made into, as ``publish`` was told."""
+        record = self.cache.record(self._key(key))
+        named = record.get("blobs") if isinstance(record, dict) else None
+        return [Digest.parse(text) for text in named] if isinstance(named, list) else []
 
-    def publish(self, staging: Path, key: bytes | None = None) -> None:
+    def remember(self, key: bytes, blobs: Iterable[Digest] = ()) -> None:
+        """These inputs gave the files that lie here now."""
+        self.cache.remember(self._key(key), {"files": self._state(), "blobs": sorted(blobs)})
+
+    def publish(self, staging: Path, key: bytes | None = None, blobs: Iterable[Digest] = ()) -> None:
         """Move the files from ``staging`` here, and remember that ``key``'s inputs gave them.
 
         Old records go first and new ones come last, so that no record tells of other bytes. Builds that publish here at
         the same time wait for each other: the files that stay are all of one of them.
+
+        Args:
+            blobs: of the store, that the files were made of.
 
         Raises:
             OSError: from the disk.
@@ -128,7 +143,7 @@ class Outputs:
                 self._move(staging / name, name)
             os.fsync(folder)
             if key is not None:
-                self.remember(key)
+                self.remember(key, blobs)
         finally:
             os.close(folder)
 

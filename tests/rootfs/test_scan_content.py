@@ -101,6 +101,20 @@ def test_a_write_that_restores_size_and_mtime_changes_the_fingerprint(tree: Path
     assert fingerprint(tree) != first
 
 
+def test_a_name_elsewhere_changes_no_fingerprint_of_linked_files_and_writing_does(tree: Path, tmp_path: Path) -> None:
+    """uv's cache and other environments give and take names of an environment's files."""
+    settle()
+    first, strict = fingerprints([tree, tree / "d"], linked=[tree]), fingerprint(tree)
+    assert first == [fingerprint(tree, linked=True), fingerprint(tree / "d")]
+    os.link(tree / "a", tmp_path / "second")
+    settle()
+    assert fingerprint(tree, linked=True) == first[0] and fingerprint(tree) != strict
+    (tmp_path / "second").unlink()
+    (tree / "a").write_bytes(b"9")
+    settle()
+    assert fingerprint(tree, linked=True) != first[0]
+
+
 def test_a_tree_that_keeps_changing_gives_no_answer_to_trust(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock that went back makes all times lie in the future."""
     monkeypatch.setattr(time, "time_ns", lambda: 1)
