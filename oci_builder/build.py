@@ -27,7 +27,7 @@ from oci_builder.payload.runtime import Runtime, add_licences
 from oci_builder.payload.tidy import in_use, note_use, tidy
 from oci_builder.rootfs.advice import advice
 from oci_builder.rootfs.layers import WriteOptions, write_layer
-from oci_builder.rootfs.layers_assemble import InlineFile, assemble, place_files, place_tree, rewrite_parents
+from oci_builder.rootfs.layers_assemble import InlineFile, assemble, follow, place_files, place_tree, rewrite_parents
 from oci_builder.rootfs.layers_base import read_base
 from oci_builder.rootfs.layers_plan import BaseTree, LayerPlan, Normal, check_disjoint
 from oci_builder.rootfs.plan import PlanOptions, plan_layers
@@ -157,6 +157,8 @@ class _Build:
         self.threads = min(options.jobs, MOST_THREADS)
         self.write = WriteOptions(self.codec, self.threads, cache, options.check)
         self.name = Name(spec.reference, spec.full_reference)
+        # Where the prefix really lies, once the base's links are known: the archives' entries do.
+        self.place = spec.prefix.strip("/").encode()
 
     def run(self) -> BuildResult:
         work = self.options.cache / "tiers"
@@ -206,8 +208,7 @@ class _Build:
         if cuda is None:
             return ()
         tree = scan_tree(cuda, emit=self.emit, limits=self.limits)
-        where = f"{self.spec.prefix.lstrip('/')}/cuda".encode()
-        return (assemble("cuda", place_tree(tree, where, self.normal), normal=self.normal),)
+        return (assemble("cuda", place_tree(tree, self.place + b"/cuda", self.normal), normal=self.normal),)
 
     def _plans(self, runtime: Runtime, base: Base) -> tuple[LayerPlan, ...]:
         threads = self.threads
@@ -221,6 +222,7 @@ class _Build:
         contents = content_digests(list(trees.values()), cache=hashes, threads=threads, emit=self.emit)
         options = PlanOptions(self.spec.prefix, self.normal, self.spec.never_share, base_tree)
         plans = [*plan_layers(trees, options, contents), *self._own_layers(runtime, base_tree)]
+        self.place = follow(self.place, base_tree)
         moved = tuple(rewrite_parents(plan, base_tree, self.normal) for plan in plans)
         check_disjoint(moved, self.limits)
         return moved
@@ -278,7 +280,9 @@ class _Build:
             ]
         about = {"name": base.name, "digest": base.digest, "layers": base.image.base_layers}
         container = container_record(self.spec, image, about, records[0], records[1], tools)
-        portable_json = portable_record(self.spec, records[2], made.layers, whole.counts(), tools)
+        portable_json = portable_record(
+            self.spec, self.place, records[2], made.layers, whole.counts(), tools
+        )
         (staging / CONTAINER_JSON).write_bytes(dump_json(container) + b"\n")
         (staging / PORTABLE_JSON).write_bytes(dump_json(portable_json) + b"\n")
         return BuildResult(self.out, container, portable_json)

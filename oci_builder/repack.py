@@ -207,7 +207,10 @@ def _read(request: RepackRequest, place: Path, expected: str | None, emit: Emit)
     emit(Event("note", "repack", message=f"reading {place.name}/{PORTABLE}"))
     sha, _ = hash_parts(plan_parts(PORTABLE, place / PORTABLE, max_file=1 << 62), recorded)
     listing = read_listing(place / PORTABLE, request.marker, request.limits, request.threads)
-    check_marker(listing.marker, portable, str(place / PORTABLE))
+    container = _document(place / "container.json")
+    # The marker names the prefix, portable.json where links of the base led it.
+    named = {"prefix": container["prefix"]} if isinstance(container, dict) and "prefix" in container else {}
+    check_marker(listing.marker, {**portable, **named}, str(place / PORTABLE))
     return sha, listing
 
 

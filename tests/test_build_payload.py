@@ -66,6 +66,19 @@ def test_the_record_counts_what_only_the_portable_archive_has(place: Path) -> No
     assert record["entries"] == len({m.name for m in members})
 
 
+def test_the_portable_archive_lies_in_one_place_where_a_link_of_the_base_leads_the_prefix(place: Path) -> None:
+    """ensure_runtime.sh goes down from the top while there is one folder and nothing else."""
+    (place / "root/usr/opt").mkdir()
+    (place / "root/opt").symlink_to("usr/opt")
+    out = made(place, cuda={})
+    record = json.loads((out / "portable.json").read_text())
+    assert record["prefix"] == "usr/opt/rt"
+    above = {"usr", "usr/opt", "usr/opt/rt"}
+    assert {name for name in names(out / "runtime.tar.gz") if not name.startswith("usr/opt/rt/")} == above
+    assert "usr/opt/rt/cuda/bin/nvcc" in names(out / "runtime.tar.gz")
+    assert json.loads((out / "container.json").read_text())["prefix"] == "/opt/rt"
+
+
 def test_an_image_with_a_toolkit_is_still_ours(place: Path) -> None:
     out = made(place, cuda={})
     report = verify_archives((out / "runtime.oci.tar", out / "runtime.docker.tar.gz"), VerifyOptions(profile="strict"))

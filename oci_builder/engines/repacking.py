@@ -43,7 +43,7 @@ def run_repack(request: Request, emit: Emit) -> Repacked:
     rules, signer = Rules.load(path, request.path("trust")), load_key(Path(request.key))
     for stage in ("repack", RECORD_STAGE):
         require_signer(rules.policy, signer, stage, utc_now())
-    prefix = spec.prefix.lstrip("/").encode()
+    prefix = _place_in_archive(Path(request.out), spec.prefix)
     marker = prefix + b"/" + str(request.options.get("marker") or MARKER).encode()
     definitions = read_definitions(path.absolute().parent / spec.files)
     wanted = RepackRequest(
@@ -63,6 +63,13 @@ def run_repack(request: Request, emit: Emit) -> Repacked:
         return tuple(Check.model_validate(value) for value in found.checks)
 
     return repack(wanted, rebuild, preflight, utc_now(), emit, lambda: _recorded(again, emit))
+
+
+def _place_in_archive(out: Path, prefix: str) -> bytes:
+    """Where the runtime lies in the portable archive: links of the base may have led the prefix elsewhere."""
+    portable = ReleaseFolder(out).document("portable.json")
+    said = portable.get("prefix") if isinstance(portable, dict) else None
+    return (said if isinstance(said, str) else prefix).strip("/").encode()
 
 
 def _recorded(request: RecordRequest, emit: Emit) -> None:

@@ -14,7 +14,7 @@ from oci_builder.judge.hashing import Hashers, SideHash
 from oci_builder.judge.options import Findings, JudgeOptions
 from oci_builder.judge.path import is_folder, layout_members, open_member
 from oci_builder.judge.sameness import Known, Segment, Shared
-from oci_builder.model.errors import FormatError, OciBuilderError, PolicyError, disk_error, show
+from oci_builder.model.errors import FormatError, OciBuilderError, PolicyError, read_error, show
 from oci_builder.model.events import Event
 from oci_builder.wire.compress import MemberSeen, Options, decode_chunks, sniff
 from oci_builder.wire.source import FileRange
@@ -46,7 +46,7 @@ def read_archive(
         finally:
             os.close(fd)
     except OSError as error:
-        raise disk_error(error, f"reading {path.name}") from None
+        raise read_error(error, f"reading {path.name}") from None
 
 
 def _file(

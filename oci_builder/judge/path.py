@@ -7,7 +7,7 @@ import os
 import stat
 from pathlib import Path
 
-from oci_builder.model.errors import FormatError, PolicyError, SpecError, TransportError, disk_error, show
+from oci_builder.model.errors import FormatError, PolicyError, SpecError, TransportError, read_error, show
 from oci_builder.model.limits import Limits
 
 # The files of a layout folder, apart from its blobs.
@@ -88,4 +88,4 @@ def _raise(error: OSError) -> None:
 def _unreadable(error: OSError | ValueError, path: Path) -> SpecError | TransportError:
     if isinstance(error, ValueError) or error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
         return SpecError("spec.path", f"{show(str(path))} cannot be a path: {error}", where=str(path))
-    return disk_error(error, f"looking at {path.name}")
+    return read_error(error, f"looking at {path.name}")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from oci_builder.judge.contents import Contents, Member
 from oci_builder.judge.layer import LayerFacts
 from oci_builder.model.digest import Digest
-from oci_builder.model.errors import OciBuilderError, disk_error
+from oci_builder.model.errors import OciBuilderError, read_error
 from oci_builder.wire.compress.gzipframe import parse_header
 from oci_builder.wire.source import FileRange, open_range
 
@@ -74,7 +74,7 @@ class Shared:
         try:
             return cls(contents, open_range(contents.path))
         except OSError as error:
-            raise disk_error(error, f"reading {contents.path.name}") from None
+            raise read_error(error, f"reading {contents.path.name}") from None
 
     def close(self) -> None:
         """Close the first archive's file."""

@@ -118,3 +118,13 @@ def disk_error(error: OSError, doing: str) -> TransportError:
     if code == "io.readonly":
         return TransportError(code, f"{doing}{place}: {error.strerror}; choose a writable place", where=doing)
     return TransportError(code, f"{doing}{place}: {error.strerror or error}", where=doing)
+
+
+def read_error(error: OSError, doing: str) -> TransportError:
+    """As ``disk_error`` for what was only to be read: no writable place would help, and the code is ``io.error``."""
+    known = disk_error(error, doing)
+    if known.code != "io.readonly":
+        return known
+    name = error.filename
+    place = "" if name is None else f" {show(name if isinstance(name, bytes) else str(name))}"
+    return TransportError("io.error", f"{doing}{place}: {error.strerror}; let us read it", where=doing)

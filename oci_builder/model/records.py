@@ -95,16 +95,20 @@ def container_record(
 
 
 def portable_record(
-    spec: Spec, portable: FileRecord, layers: Sequence[Layer], counts: Mapping[str, int], tools: Tools
+    spec: Spec, place: bytes, portable: FileRecord, layers: Sequence[Layer], counts: Mapping[str, int], tools: Tools
 ) -> dict[str, Any]:
-    """``portable.json``. ``files`` counts regular files and hard links, ``entries`` everything."""
+    """``portable.json``. ``files`` counts regular files and hard links, ``entries`` everything.
+
+    Args:
+        place: where the runtime lies in the archive: the prefix, or where links of the base lead it.
+    """
     return {
         "schema": SCHEMA,
         "name": spec.name,
         "tag": spec.tag,
         "release": spec.release,
         **portable.to_json(),
-        "prefix": spec.prefix.lstrip("/"),
+        "prefix": place.decode("utf-8", "backslashreplace"),
         "files": counts["files"],
         "entries": counts["entries"],
         "content_size": counts["content_size"],

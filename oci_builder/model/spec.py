@@ -50,10 +50,12 @@ NAME_PATTERN = r"^[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*(/[a-z0-9]+((\.|_|__|-+)[a-z0
 TAG_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$"
 COMMIT_PATTERN = r"^[0-9a-f]{40}([0-9a-f]{24})?$"
 TIER_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,62}$"
-_ABSOLUTE = r"^/[^\x00]*$"
+_ABSOLUTE = r"^/[^\x00-\x1f\x7f]*$"
+_LABEL = r"^[^\x00-\x1f\x7f]+$"
 # What an error says in the place of each.
 _PATTERNS = {
-    _ABSOLUTE: "must be an absolute path",
+    _ABSOLUTE: "must be an absolute path without control characters",
+    _LABEL: "must not be empty, nor hold control characters",
     NAME_PATTERN: "must be lower-case words of a-z and 0-9, joined by . _ or -, with / between them (no tag)",
     TAG_PATTERN: "must be 1 to 128 of A-Z a-z 0-9 . _ -, and not begin with . or -",
     TIER_PATTERN: "must be 1 to 63 of a-z 0-9 . _ -, and begin with a letter or digit",
@@ -274,7 +276,7 @@ class Spec(SpecModel):
     cmd: tuple[StrictStr, ...] | None = None
     user: Annotated[StrictStr | None, AfterValidator(check_user)] = None
     workdir: StrictStr | None = Field(default=None, pattern=_ABSOLUTE)
-    labels: dict[StrictStr, StrictStr] = Field(default_factory=dict)
+    labels: dict[Annotated[StrictStr, Field(pattern=_LABEL)], StrictStr] = Field(default_factory=dict)
     files: Place | None = Field(default=None, description="folder of layer definitions (*.toml) and their files")
     never_share: tuple[StrictStr, ...] = Field(
         default=(), description="path patterns inside a tier that are patched at run time and so never hard-linked"

@@ -24,6 +24,8 @@ def input_error(error: OSError, path: Path | str) -> OciBuilderError:
     """As ``io_error`` where somebody named the path: a wrong name (``spec.path``) is no fault of a disk."""
     if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG):
         return SpecError("spec.path", f"{show(str(path))}: {error.strerror}; name a file", where=str(path))
+    if disk_code(error) == "io.readonly":  # it was only to be read
+        return TransportError("io.error", f"{show(str(path))}: {error.strerror}", where=str(path))
     return io_error(error, path)
 
 

@@ -127,7 +127,7 @@ def scan_tree(
             cannot hold), ``scan.changed`` (an entry vanished meanwhile).
         PolicyError: ``entry.special`` (fifo), ``entry.device``, ``entry.setuid``, ``limit.name``, ``limit.depth``,
             ``limit.entries``, ``limit.entry``.
-        TransportError: ``io.error``, ``io.readonly``.
+        TransportError: ``io.error``.
     """
     started = time.time_ns()
     task = f"scan {show(str(root))}"
@@ -355,5 +355,4 @@ def input_failure(error: OSError, place: bytes) -> OciBuilderError:
             "limit.name", f"{show(place[:80])}…: a path of {len(place)} bytes is longer than this system reads",
             where=show(place[:80]), actual=len(place),
         )  # fmt: skip
-    code = "io.readonly" if error.errno in (errno.EACCES, errno.EPERM) else "io.error"
-    return TransportError(code, f"cannot read {show(place)}: {error.strerror}", where=show(place))
+    return TransportError("io.error", f"cannot read {show(place)}: {error.strerror}", where=show(place))

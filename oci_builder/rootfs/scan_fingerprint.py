@@ -37,7 +37,7 @@ def fingerprint(root: Path, exclude: Sequence[str] = (), *, linked: bool = False
 
     Raises:
         SpecError: ``scan.changed`` when something vanishes meanwhile, or the root is no folder.
-        TransportError: ``io.error``, ``io.readonly``.
+        TransportError: ``io.error``.
     """
     place = os.fsencode(root.resolve())
     try:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from oci_builder.model.digest import Digest
-from oci_builder.model.errors import IntegrityError, disk_error
+from oci_builder.model.errors import IntegrityError, disk_error, read_error
 from oci_builder.store.ingest import Ingest, lock_part
 from oci_builder.store.records import Records
 from oci_builder.wire.source import FileRange
@@ -255,7 +255,7 @@ def _hash_file(path: Path) -> Digest:
             while block := file.read(_BLOCK):
                 hashed.update(block)
     except OSError as error:
-        raise disk_error(error, "reading a blob") from None
+        raise read_error(error, "reading a blob") from None
     return Digest.from_hex(hashed.hexdigest())
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from oci_builder.model import media
 from oci_builder.model.digest import Digest
 from oci_builder.model.documents import Descriptor, Manifest
-from oci_builder.model.errors import FormatError, OciBuilderError, disk_error
+from oci_builder.model.errors import FormatError, OciBuilderError, read_error
 from oci_builder.model.events import Emit, Event, silent
 from oci_builder.model.jsontext import dump_json
 from oci_builder.model.limits import DEFAULT_LIMITS, Limits
@@ -68,7 +68,7 @@ def bring_archive(
     try:
         found = _read(path, store, options, emit, pack)
     except OSError as error:
-        raise disk_error(error, f"reading {path.name}") from None
+        raise read_error(error, f"reading {path.name}") from None
     if write.cache is not None:
         layers = [d.to_json() for d in found.manifest.layers]
         value = {"config": store.put(found.config), "layers": layers}

@@ -17,7 +17,7 @@ from oci_builder.judge.contents import MOST_KEPT, Member, link_target
 from oci_builder.judge.options import JudgeOptions
 from oci_builder.judge.path import is_folder, layout_members, open_member
 from oci_builder.judge.survey import sight, sight_layer, survey
-from oci_builder.model.errors import FormatError, PolicyError, show
+from oci_builder.model.errors import FormatError, PolicyError, read_error, show
 from oci_builder.model.limits import DEFAULT_LIMITS, Limits
 from oci_builder.model.report import Finding
 from oci_builder.transports.opened_stream import Stream
@@ -101,7 +101,11 @@ class ImageFile:
         if is_folder(self.path):
             self._read_folder()
             return None
-        source = self._keep(os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
+        try:
+            source = self._keep(os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
+        except PermissionError as error:
+            # Said here: whoever opened us may be writing too, and would think that this is about that.
+            raise read_error(error, f"reading {self.path.name}") from None
         self.size = source.size
         if sniff(source.pread(8, 0)) != "identity":
             return source

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from oci_builder.model.documents import Descriptor, Manifest, parse_document
-from oci_builder.model.errors import FormatError, OciBuilderError, SpecError, disk_error
+from oci_builder.model.errors import FormatError, OciBuilderError, SpecError, read_error
 from oci_builder.model.limits import DEFAULT_LIMITS, Limits
 from oci_builder.transports.opened import ImageFile, OpenOptions
 from oci_builder.transports.registry_reference import Reference, parse_reference
@@ -47,7 +47,7 @@ class PushSource(ImageFile):
             self.resolved = self._resolve()
         except OSError as error:
             self.files.close()
-            raise disk_error(error, f"reading {self.path.name}") from None
+            raise read_error(error, f"reading {self.path.name}") from None
         except OciBuilderError:
             self.files.close()
             raise

@@ -96,6 +96,11 @@ def test_the_published_schema_is_the_models() -> None:
         ({"env": ["NOT A PAIR"]}, "spec.field", "env"),
         ({"env": ["A=1", "A=2"]}, "spec.field", "env"),
         ({"surplus": 1}, "spec.field", "surplus"),
+        ({"labels": {"": "x"}}, "spec.field", "labels"),
+        ({"labels": {"a\nb": "x"}}, "spec.field", "labels"),
+        ({"workdir": "/a\nb"}, "spec.field", "workdir"),
+        ({"workdir": "/a\x7f"}, "spec.field", "workdir"),
+        ({"workdir": "a"}, "spec.field", "workdir"),
     ],
 )
 def test_errors_name_the_field(changes: dict[str, Any], code: str, field: str) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from oci_builder.build import BuildOptions, build
+from oci_builder.engines.repacking import _place_in_archive
 from oci_builder.model.errors import OciBuilderError
 from oci_builder.model.gates import parse_gates
 from oci_builder.model.receipts import DOCKER, OCI, PORTABLE
@@ -85,6 +87,21 @@ def test_a_real_repack_changes_one_layer_and_all_three_archives(place: Path) -> 
     assert (differing, done.changes.paths) == (["runtime"], (b"opt/rt/activate.sh",))
     new = request(place).folder.subjects()
     assert all(new[name] != old[name] for name in old)
+
+
+def test_a_repack_follows_a_prefix_that_links_of_the_base_led_elsewhere(place: Path) -> None:
+    (place / "root/usr/opt").mkdir(parents=True)
+    (place / "root/opt").symlink_to("usr/opt")
+    spec = json.loads((place / "spec.json").read_text())
+    (place / "spec.json").write_text(json.dumps({**spec, "base": {"rootfs": "root"}}))
+    rebuild(place, place / "dist")
+    for name in ("portable.json", "container.json"):
+        (place / "releases/v1-r1" / name).write_bytes((place / "dist" / name).read_bytes())
+    (place / "layers/files/activate.sh").write_text("echo 2\n")
+    where = _place_in_archive(place / "dist", "/opt/rt")
+    asked = replace(request(place), marker=where + b"/runtime.json", packaging=frozenset({where + b"/activate.sh"}))
+    done = repack(asked, lambda out: rebuild(place, out), lambda _: checks(imports="pass"), utc_now())
+    assert done.changes.paths == (b"usr/opt/rt/activate.sh",)
 
 
 @pytest.mark.parametrize("path", ["envs/a/own.py", "layers/files/m.json"])

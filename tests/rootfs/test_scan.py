@@ -279,4 +279,4 @@ def unreadable(tree: Path) -> Iterator[Path]:
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads every folder")
 def test_an_unreadable_folder_is_an_io_error(unreadable: Path) -> None:
-    assert refused(unreadable) == "io.readonly"
+    assert refused(unreadable) == "io.error"

@@ -16,7 +16,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import BinaryIO
 
-from oci_builder.model.errors import OciBuilderError, SpecError, TransportError, disk_code
+from oci_builder.model.errors import OciBuilderError, SpecError, TransportError, disk_error
 from oci_builder.model.events import Emit, Event, silent
 from oci_builder.model.limits import DEFAULT_LIMITS, Limits
 from oci_builder.payload.fatbin import MemorySource
@@ -108,7 +108,7 @@ class Scratch:
             self._file.truncate()
             return FileRange(self._file.fileno(), 0, size)
         except OSError as error:
-            raise io_error(error, tempfile.gettempdir()) from None
+            raise disk_error(error, f"unpacking a file into {tempfile.gettempdir()}") from None
 
 
 def _write_all(file: BinaryIO, piece: bytes | memoryview) -> None:
@@ -118,8 +118,8 @@ def _write_all(file: BinaryIO, piece: bytes | memoryview) -> None:
 
 
 def io_error(error: OSError, where: str) -> OciBuilderError:
-    """The error of the catalogue for an ``OSError``."""
-    return TransportError(disk_code(error), f"{where}: {error.strerror or error}", where=where)
+    """The error for a file or folder that cannot be read."""
+    return TransportError("io.error", f"{where}: {error.strerror or error}", where=where)
 
 
 def folder_delta(root: Path, *, threads: int = 1, emit: Emit = silent) -> Delta:
