@@ -16,13 +16,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from oci_builder.model.errors import SpecError, TransportError, disk_error, show
 from oci_builder.model.events import Emit, Event
 from oci_builder.model.jsontext import dump_json
 from oci_builder.model.spec import LockTier, RequirementsTier
 from oci_builder.model.specvalues import read_input
+from oci_builder.payload import compilers
 from oci_builder.payload.checkout import check_commit, clone, file_at, top_of, untracked
 from oci_builder.payload.inventory import from_lock, from_requirements, inventory, local_sources, normalize
 from oci_builder.payload.lists import all_there, check_list, keep_packages
@@ -30,7 +31,9 @@ from oci_builder.payload.uv import UV_VERSION, Interpreter, Programs, Uv, probe_
 from oci_builder.payload.uv_cache import drop_other_builds, note_builds, origins
 
 INVENTORY = "inventory.json"
-_FORMAT = 4  # of the result: a number more when the same inputs give another environment
+_Tier: TypeAlias = RequirementsTier | LockTier
+_COMPILERS = "compilers"
+_FORMAT = 5  # of the result: a number more when the same inputs give another environment
 # uv's own notes, not part of a package: they hold times.
 _NOTES = ("uv_cache.json", "uv_build.json")
 _MODES = {False: 0o644, True: 0o755}
@@ -43,19 +46,15 @@ class _Recipe:
     Attributes:
         inputs: JSON-able value that stands for everything the result depends on, besides uv and the interpreter.
         listed: what the list or the lock says of each package.
-        variables: stands for what a package that is built from source depends on besides that.
         install: fills the environment at the path; the second path is a scratch folder.
     """
 
     inputs: Any
     listed: Mapping[str, Mapping[str, Any]]
     install: Callable[[Uv, Path, Path], None]
-    variables: str
 
 
-def realize(
-    name: str, tier: RequirementsTier | LockTier, folder: Path, work: Path, emit: Emit, programs: Programs | None = None
-) -> Path:
+def realize(name: str, tier: _Tier, folder: Path, work: Path, emit: Emit, programs: Programs | None = None) -> Path:
     """The environment's folder; idempotent: the same inputs give the folder that stands there.
 
     Beside it lies ``inventory.json``: every package, and what was left out with the reason.
@@ -83,7 +82,7 @@ def realize(
         try:
             work.mkdir(parents=True, exist_ok=True)
             probe_links(uv, work)
-            _make(name, recipe, python, uv, place, tier.omit, emit)
+            _make(name, tier, recipe, python, uv, place, emit)
         except OSError as error:
             raise disk_error(error, f"making the environment of tier {name}") from None
     return place / name
@@ -115,11 +114,11 @@ def _requirements(tier: RequirementsTier, folder: Path, where: str) -> _Recipe:
         uv.run(
             "pip", "install", "--quiet", "--no-deps", "--require-hashes", "--link-mode", "hardlink",
             "--no-compile-bytecode", "--python", target / "bin" / "python", "-r", file,
-            env=build_variables(tier.build_env, target),
+            env=_variables(tier.build_env, uv, target),
         )  # fmt: skip
 
     inputs = [wanted, tier.build_env] if tier.build_env else wanted
-    return _Recipe(inputs, from_requirements(wanted), install, _key(tier.build_env))
+    return _Recipe(inputs, from_requirements(wanted), install)
 
 
 def _lock(tier: LockTier, folder: Path, where: str, emit: Emit) -> _Recipe:
@@ -145,7 +144,7 @@ def _lock(tier: LockTier, folder: Path, where: str, emit: Emit) -> _Recipe:
         told = f"no commit has {', '.join(left[:3])}{' and more' if left[3:] else ''}, so they are left out"
         emit(Event("warning", where, message=f"{show(str(project))}: {told}"))
     inputs = [text, settings, list(tier.extras), commit, *([tier.build_env] if tier.build_env else [])]
-    return _Recipe(inputs, listed, partial(_sync, tier, project, commit, tuple(local), where), _key(tier.build_env))
+    return _Recipe(inputs, listed, partial(_sync, tier, project, commit, tuple(local), where))
 
 
 def _check_inside(project: Path, local: Mapping[str, str], where: str) -> None:
@@ -174,7 +173,7 @@ def _sync(
         "sync", "--quiet", "--frozen", "--no-editable", "--no-install-project", "--link-mode", "hardlink",
         "--no-compile-bytecode", "--project", clone(project, commit, checkout, where), *words,
     ]  # fmt: skip
-    env = {**build_variables(tier.build_env, target), "UV_PROJECT_ENVIRONMENT": str(target)}
+    env = {**_variables(tier.build_env, uv, target), "UV_PROJECT_ENVIRONMENT": str(target)}
     # What an extra builds without isolation finds its build requirements in the environment: the plain tier first.
     uv.run(*argv, env=env)
     if tier.extras:
@@ -191,9 +190,11 @@ def build_variables(said: Mapping[str, str], target: Path) -> dict[str, str]:
     return {name: value.replace("{env}", str(target)).replace("{site}", str(site)) for name, value in said.items()}
 
 
-def _make(
-    name: str, recipe: _Recipe, python: Interpreter, uv: Uv, place: Path, omit: Mapping[str, str], emit: Emit
-) -> None:
+def _variables(said: Mapping[str, str], uv: Uv, target: Path) -> dict[str, str]:
+    return compilers.with_compilers(target.parent / _COMPILERS, uv.cache, target, build_variables(said, target))
+
+
+def _make(name: str, tier: _Tier, recipe: _Recipe, python: Interpreter, uv: Uv, place: Path, emit: Emit) -> None:
     emit(Event("start", f"tier {name}", unit="items"))
     staging = place.with_name(f".{place.name}.partial-{os.getpid()}")
     shutil.rmtree(staging, ignore_errors=True)
@@ -201,12 +202,17 @@ def _make(
     try:
         target = staging / name
         uv.run("venv", "--quiet", "--relocatable", "--no-project", "--prompt", name, "--python", python.path, target)
-        drop_other_builds(uv.cache, recipe.variables)
+        variables = _key([compilers.FORMAT, tier.build_env])
+        drop_other_builds(uv.cache, variables)
         recipe.install(uv, target, staging)
+        shutil.rmtree(staging / _COMPILERS, ignore_errors=True)
         files = origins(target, uv.cache)
-        note_builds(uv.cache, (package for package, origin in files.items() if origin.built), recipe.variables)
+        note_builds(uv.cache, (package for package, origin in files.items() if origin.built), variables)
         settle(target, staging)
-        found = inventory(name, target, omit, recipe.listed, files)
+        found = inventory(name, target, tier.omit, recipe.listed, files)
+        if tier.build_env:
+            # What a compiled package can do hangs on it: the architectures that its kernels are for.
+            found["build_env"] = dict(sorted(tier.build_env.items()))
         (staging / INVENTORY).write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
         try:
             staging.rename(place)

@@ -19,7 +19,8 @@ from oci_builder.model.jsontext import dump_json
 from oci_builder.payload.inventory import normalize
 
 _SHA256 = re.compile(rb"Sha256\xd9@([0-9a-f]{64})")
-_WHEEL = re.compile(rb"([A-Za-z0-9_.+!-]+\.whl)")
+# In MessagePack a string of 32 to 255 bytes has its length before it, a byte that may look like a letter.
+_WHEEL = re.compile(rb"(?:\xd9.)?([A-Za-z0-9_.+!-]+\.whl)", re.DOTALL)
 _POINTERS = (".http", ".rev")
 _MARKS = "oci-builder-built.json"
 

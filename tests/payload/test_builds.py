@@ -18,6 +18,7 @@ from oci_builder.model.spec import RequirementsTier
 from oci_builder.payload import uv as tools
 from oci_builder.payload.environments import realize
 from oci_builder.payload.inventory import from_lock
+from oci_builder.payload.uv_cache import _wheels
 from tests.payload.test_environments import wheel
 
 try:
@@ -52,7 +53,11 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     home.mkdir()
     data = io.BytesIO()
     with tarfile.open(fileobj=data, mode="w") as out:
-        texts = {"backend.py": BACKEND, "pyproject.toml": PROJECT, "PKG-INFO": "Metadata-Version: 2.1\nName: seen\nVersion: 1\n"}
+        texts = {
+            "backend.py": BACKEND,
+            "pyproject.toml": PROJECT,
+            "PKG-INFO": "Metadata-Version: 2.1\nName: seen\nVersion: 1\n",
+        }
         for name, text in texts.items():
             info = tarfile.TarInfo(f"seen-1/{name}")
             info.size = len(text)
@@ -106,6 +111,31 @@ def test_a_build_can_be_told_where_its_environment_is(place: Path) -> None:
     assert f"/base/{site}/nvidia/cudnn'" in seen and "/base'}" in seen and "{" not in seen.partition("{")[2]
 
 
+def test_the_inventory_says_what_builds_were_told(place: Path) -> None:
+    """The architectures that kernels are for, as the spec has them."""
+    found = [
+        json.loads((made(place, **env).parent / "inventory.json").read_bytes()) for env in ({"ARCH": "9.0;10.0"}, {})
+    ]
+    assert [told.get("build_env") for told in found] == [{"ARCH": "9.0;10.0"}, None]
+
+
+def test_what_other_compilers_built_is_built_again(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made(place, ARCH="90")
+    monkeypatch.setattr("oci_builder.payload.compilers.FORMAT", "another")
+    made(place, "again", ARCH="90")
+    assert (place / "home/built").read_text() == "xx"
+
+
+def test_a_long_name_of_a_wheel_is_read_without_its_length(tmp_path: Path) -> None:
+    """MessagePack puts a length of 57 before it, which is the digit 9: nvidia-cublas was 9nvidia_cublas."""
+    name = "nvidia_cublas-13.1.0.3-py3-none-manylinux_2_27_x86_64.whl"
+    bucket = tmp_path / "wheels-v6/pypi/nvidia-cublas"
+    bucket.mkdir(parents=True)
+    (bucket / "13.http").write_bytes(b"\xa271\xd9" + bytes([len(name)]) + name.encode() + b"\xa3Sha")
+    (bucket / "13").symlink_to("../../../archive-v0/abc")
+    assert [origin.file for _, origin in _wheels(tmp_path)] == [name]
+
+
 def test_a_build_of_somebody_elses_in_the_same_cache_is_not_taken(place: Path) -> None:
     made(place, ARCH="90")
     (place / "cache/oci-builder-built.json").unlink()
@@ -121,7 +151,10 @@ def test_the_inventory_names_the_file_that_was_installed(place: Path) -> None:
     assert (plain["file"], built["file"], "built" in plain, built["built"]) == (
         "plain-2-py3-none-any.whl", "seen-1-py3-none-any.whl", False, True,
     )  # fmt: skip
-    assert (plain["hashes"], built["hashes"]) == ([listed.split("sha256:")[3].split()[0]], [listed.split("sha256:")[2].split()[0]])
+    assert (plain["hashes"], built["hashes"]) == (
+        [listed.split("sha256:")[3].split()[0]],
+        [listed.split("sha256:")[2].split()[0]],
+    )
 
 
 def test_a_lock_names_the_index_without_credentials() -> None:

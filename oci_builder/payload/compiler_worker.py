@@ -1,0 +1,146 @@
+"""Stands before a compiler while packages are built: a program of its own, standard library only, Python 3.10 or later.
+
+Arguments: the settings file, a kind (``cc``, ``nvcc``, ``stage``), the real program (for ``nvcc``: empty), then what
+the caller said. The settings: ``places`` (folder -> what to call it) and ``patterns`` (regular expression -> the same).
+
+Compilers write the names of the folders they work in into what they make: ``__FILE__`` in messages, line tables, and
+nvcc's names for what a file keeps to itself. Build folders have random names, so the same source gives other bytes each
+time, and an installed library names a folder of the machine that built it. gcc and clang can be told other names. nvcc
+cannot: of its stages, the one that makes up names takes them from the source's real path. So nvcc runs as a copy with a
+profile of its own, which leads to stages that are told the other names (cudafe++, cicc and fatbinary).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+_LINE = rb'(?m)^(# \d+ ")'
+_NAMED = ("--orig_src_file_name", "--orig_src_path_name")
+_STAGES = ("cudafe++", "cicc", "fatbinary")
+
+
+def main(settings: str, kind: str, real: str, *said: str) -> NoReturn:
+    """Run the real program with the names replaced; it takes this process over."""
+    names = known(json.loads(Path(settings).read_bytes()), (os.getcwd(), *said))
+    if kind == "nvcc":
+        program = staged_nvcc(Path(settings), find_nvcc(Path(settings).parent, os.environ))
+        run(str(program), said)
+    if kind == "stage":
+        for word in said:
+            if word.endswith(".ii") and os.path.isfile(word):
+                rename_lines(Path(word), names)
+        run(real, told(said, names))
+    # The last one that fits wins, and the folders inside come last.
+    run(real, [*(f"-ffile-prefix-map={folder}={name}" for folder, name in reversed(names)), *said])
+
+
+def run(program: str, said: Iterable[str]) -> NoReturn:
+    """Become the program; status 127 when it cannot be run, as a shell has it."""
+    try:
+        os.execv(program, [program, *said])
+    except OSError as error:
+        print(f"{program}: {error.strerror}", file=sys.stderr)
+        sys.exit(127)
+
+
+def known(settings: Mapping[str, Mapping[str, str]], texts: Iterable[str]) -> list[tuple[str, str]]:
+    """(folder, what to call it): the fixed ones and those that the texts hold, the longest first."""
+    found = dict(settings["places"])
+    for text in texts:
+        for pattern, name in settings["patterns"].items():
+            found.update((match[0], name) for match in re.finditer(pattern, text))
+    return sorted(found.items(), key=lambda item: (-len(item[0]), item[0]))
+
+
+def renamed(text: str, names: list[tuple[str, str]]) -> str:
+    """A path under its other name; itself when it lies in none of the folders."""
+    for folder, name in names:
+        if text == folder or text.startswith(f"{folder}/"):
+            return name + text[len(folder) :]
+    return text
+
+
+def told(said: Iterable[str], names: list[tuple[str, str]]) -> list[str]:
+    """A stage's arguments: the names that it writes down are replaced, the files that it opens are not."""
+    out: list[str] = []
+    for word in said:
+        if out and out[-1] in _NAMED:
+            out.append(renamed(word, names))
+        elif word.startswith("--ident="):
+            out.append("--ident=" + renamed(word[len("--ident=") :], names))
+        else:
+            out.append(word)
+    return out
+
+
+def rename_lines(file: Path, names: list[tuple[str, str]]) -> None:
+    """Replace the names that a preprocessed source gives for where its lines come from."""
+    before = after = file.read_bytes()
+    for folder, name in names:
+        after = re.sub(_LINE + re.escape(os.fsencode(folder)) + rb'(?=[/"])', rb"\g<1>" + os.fsencode(name), after)
+    if after != before:
+        file.write_bytes(after)
+
+
+def find_nvcc(own: Path, environ: Mapping[str, str]) -> str:
+    """The real nvcc: that of ``CUDA_HOME`` or ``CUDA_PATH``, else on ``PATH`` behind our folder."""
+    for name in ("CUDA_HOME", "CUDA_PATH"):
+        found = shutil.which("nvcc", path=os.path.join(environ[name], "bin")) if environ.get(name) else None
+        if found:
+            return found
+    folders = [folder for folder in environ.get("PATH", "").split(os.pathsep) if folder and Path(folder) != own]
+    return shutil.which("nvcc", path=os.pathsep.join(folders)) or "nvcc"
+
+
+def staged_nvcc(settings: Path, real: str) -> Path:
+    """A copy of nvcc whose stages are ours, made once; the real one where it is not laid out as we know it."""
+    home = home_of(real)
+    programs = {"cudafe++": home / "cudafe++", "cicc": home.parent / "nvvm/bin/cicc", "fatbinary": home / "fatbinary"}
+    if not all(path.is_file() for path in (home / "nvcc.profile", *programs.values())):
+        return Path(real)
+    place = settings.parent / f"nvcc-{hashlib.sha256(os.fsencode(home)).hexdigest()[:12]}"
+    if not place.is_dir():
+        fresh = Path(tempfile.mkdtemp(dir=settings.parent))
+        shutil.copy(home / "nvcc", fresh / "nvcc")
+        profile = (home / "nvcc.profile").read_text().replace("$(_HERE_)", str(home))
+        (fresh / "nvcc.profile").write_text(f"{profile}\nCICC_PATH = {place}\nPATH += {place}:\n")
+        for name in _STAGES:
+            write_shim(fresh / name, [sys.executable, "-IS", __file__, str(settings), "stage", str(programs[name])])
+        try:
+            fresh.rename(place)
+        except OSError:  # another one was faster
+            shutil.rmtree(fresh)
+    return place / "nvcc"
+
+
+def home_of(real: str) -> Path:
+    """The folder of nvcc itself: a system may have a link or a script where it is looked for."""
+    home = Path(os.path.realpath(real)).parent
+    if not (home / "nvcc.profile").is_file():
+        asked = [real, "--dryrun", "-c", "-x", "cu", os.devnull]
+        said = subprocess.run(asked, capture_output=True, text=True, check=False).stderr
+        found = re.search(r"^#\$ _HERE_=(.+)$", said, re.MULTILINE)
+        home = Path(found[1]) if found else home
+    return home
+
+
+def write_shim(path: Path, words: Iterable[str]) -> None:
+    """A program that runs these words with its own arguments behind them."""
+    path.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
+    path.chmod(0o755)
+
+
+if __name__ == "__main__":
+    arguments: Any = sys.argv[1:]
+    main(*arguments)

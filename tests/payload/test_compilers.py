@@ -1,0 +1,206 @@
+"""What a compiler makes does not tell where it ran: gcc through whole builds of uv, nvcc where this machine has one."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import os
+import re
+import shutil
+import subprocess
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from oci_builder.model.errors import OciBuilderError
+from oci_builder.model.events import silent
+from oci_builder.model.spec import RequirementsTier
+from oci_builder.payload import compiler_worker as worker
+from oci_builder.payload import uv as tools
+from oci_builder.payload.compilers import _COMPILER, _settings, with_compilers
+from oci_builder.payload.environments import realize
+
+NVCC = shutil.which("nvcc")
+
+BACKEND = """
+import os, pathlib, subprocess, sys, sysconfig, zipfile
+def build_wheel(folder, config_settings=None, metadata_directory=None):
+    source = os.path.abspath("here.c")
+    header = os.path.join(sys.prefix, "beside.h")
+    with open(header, "w") as out: out.write("static const char *header(void) { return __FILE__; }\\n")
+    words = [os.environ.get("CC", "cc"), "-g", "-shared", "-fPIC", "-I", sys.prefix, "-o", "made.so", source]
+    subprocess.run(words, check=True)
+    with zipfile.ZipFile(pathlib.Path(folder, "made-1-py3-none-any.whl"), "w") as out:
+        out.writestr(zipfile.ZipInfo("made.so"), open("made.so", "rb").read())
+        out.writestr(zipfile.ZipInfo("made-1.dist-info/METADATA"), "Metadata-Version: 2.1\\nName: made\\nVersion: 1\\n")
+        out.writestr(zipfile.ZipInfo("made-1.dist-info/WHEEL"), "Wheel-Version: 1.0\\nTag: py3-none-any\\n")
+        out.writestr(zipfile.ZipInfo("made-1.dist-info/RECORD"), "made.so,,\\n")
+    return "made-1-py3-none-any.whl"
+"""
+SOURCE = (
+    '#include "beside.h"\nconst char *where(void) { return __FILE__; }\nconst char *too(void) { return header(); }\n'
+)
+PROJECT = '[project]\nname = "made"\nversion = "1"\n[build-system]\nrequires = []\nbuild-backend = "b"\nbackend-path = ["."]\n'
+
+
+@pytest.fixture
+def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., bytes]:
+    """Build a package of one C file below a folder, with a cache of its own; the library's bytes."""
+    try:
+        tools.find_uv(Path("/nonexistent"))
+    except OciBuilderError as error:
+        pytest.skip(f"needs uv {tools.UV_VERSION}: {error.message}")
+    if shutil.which("gcc") is None:
+        pytest.skip("needs gcc")
+    texts = {
+        "b.py": BACKEND,
+        "here.c": SOURCE,
+        "pyproject.toml": PROJECT,
+        "PKG-INFO": "Metadata-Version: 2.1\nName: made\nVersion: 1\n",
+    }
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w") as out:
+        for name, text in texts.items():
+            info = tarfile.TarInfo(f"made-1/{name}")
+            info.size = len(text)
+            out.addfile(info, io.BytesIO(text.encode()))
+    (tmp_path / "made-1.tar.gz").write_bytes(gzip.compress(data.getvalue(), mtime=0))
+    digest = hashlib.sha256((tmp_path / "made-1.tar.gz").read_bytes()).hexdigest()
+    (tmp_path / "list.txt").write_text(f"made==1 --hash=sha256:{digest}\n")
+    monkeypatch.setenv("UV_FIND_LINKS", str(tmp_path))
+    monkeypatch.setenv("UV_NO_INDEX", "1")
+
+    def run(below: str, **variables: str) -> bytes:
+        monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / below / "uv"))
+        tier = RequirementsTier(requirements="list.txt", build_env=variables)
+        env = realize("base", tier, tmp_path, tmp_path / below / "work", silent)
+        return next(env.glob("lib/python*/site-packages/made.so")).read_bytes()
+
+    return run
+
+
+def test_a_compiled_package_is_the_same_bytes_in_another_folder(build: Callable[..., bytes]) -> None:
+    assert build("one") == build("another/place of mine")
+
+
+def test_a_compiled_package_names_no_folder_of_its_build(build: Callable[..., bytes], tmp_path: Path) -> None:
+    """Neither its sources' (``__FILE__``, debugging information) nor the isolated environment's headers."""
+    made = build("one")
+    assert os.fsencode(tmp_path) not in made
+    assert b"/build/source/here.c" in made and b"/build/isolated/beside.h" in made
+
+
+def test_a_compiler_named_by_its_path_is_run_as_it_is(build: Callable[..., bytes], tmp_path: Path) -> None:
+    assert os.fsencode(tmp_path) in build("one", CC=str(shutil.which("gcc")))
+
+
+def test_nothing_of_the_compilers_stays_in_the_environment(build: Callable[..., bytes], tmp_path: Path) -> None:
+    build("one")
+    assert not [path for path in (tmp_path / "one/work").rglob("*") if path.name in ("compilers", "settings.json")]
+
+
+# ---- the names
+
+
+def test_the_folders_that_uv_builds_in_have_one_name_each(tmp_path: Path) -> None:
+    settings = _settings(tmp_path / "uv", tmp_path / "work/.x.partial-1/base")
+    texts = {
+        f"-I{tmp_path}/uv/sdists-v9/pypi/a/1/Zx9/src/include": "/build/source",
+        f"{tmp_path}/uv/sdists-v9/path/8fe1/Zx9/src": "/build/source",
+        f"{tmp_path}/uv/git-v0/checkouts/08ab/4c3e/csrc/a.cu": "/build/source",
+        f"{tmp_path}/uv/builds-v0/.tmpabc/include": "/build/isolated",
+    }
+    for text, name in texts.items():
+        found = [known for known in worker.known(settings, [text]) if known[0] not in settings["places"]]
+        assert [known[1] for known in found] == [name] and found[0][0] in text
+
+
+def test_the_innermost_folder_gives_the_name() -> None:
+    names = worker.known({"places": {"/w": "/build", "/w/env": "/build/environment"}, "patterns": {}}, [])
+    assert [worker.renamed(path, names) for path in ("/w/env/a.h", "/w/a.h", "/w", "/w2/a.h")] == [
+        "/build/environment/a.h", "/build/a.h", "/build", "/w2/a.h",
+    ]  # fmt: skip
+
+
+def test_of_a_stages_arguments_only_names_are_replaced() -> None:
+    """The others are files that it opens."""
+    said = ["--orig_src_path_name", "/w/a.cu", "--ident=/w/a.cu", "-o", "/w/a.ptx", "/w/a.cpp1.ii"]
+    assert worker.told(said, [("/w", "/b")]) == [
+        "--orig_src_path_name", "/b/a.cu", "--ident=/b/a.cu", "-o", "/w/a.ptx", "/w/a.cpp1.ii",
+    ]  # fmt: skip
+
+
+def test_of_a_preprocessed_source_only_line_markers_change(tmp_path: Path) -> None:
+    file = tmp_path / "a.ii"
+    file.write_text('# 1 "/w/a.h" 1\nchar *x = "/w/a.h";\n# 7 "/w2/a.h"\n  # 1 "/w/b.h"\n')
+    worker.rename_lines(file, [("/w", "/b")])
+    assert file.read_text() == '# 1 "/b/a.h" 1\nchar *x = "/w/a.h";\n# 7 "/w2/a.h"\n  # 1 "/w/b.h"\n'
+
+
+def test_compilers_are_known_by_their_names() -> None:
+    yes = ("cc", "g++", "gcc-12", "x86_64-linux-gnu-gcc", "x86_64-linux-gnu-g++-12", "clang++-18", "c++")
+    no = ("gccgo", "cc1", "gcc-ar", "gcc-ranlib-12", "clang-format", "ccache", "c++filt", "x86_64-linux-gnu-cpp")
+    assert [name for name in yes + no if _COMPILER.match(name)] == list(yes)
+
+
+# ---- nvcc
+
+
+def test_our_own_folder_is_not_taken_for_cudas(tmp_path: Path) -> None:
+    for name in ("ours", "theirs"):
+        (tmp_path / name).mkdir()
+        worker.write_shim(tmp_path / name / "nvcc", ["true"])
+    path = f"{tmp_path}/ours:{tmp_path}/theirs"
+    assert worker.find_nvcc(tmp_path / "ours", {"PATH": path}) == f"{tmp_path}/theirs/nvcc"
+
+
+def test_an_nvcc_that_is_laid_out_otherwise_is_run_as_it_is(tmp_path: Path) -> None:
+    worker.write_shim(tmp_path / "nvcc", ["true"])
+    assert worker.staged_nvcc(tmp_path / "settings.json", str(tmp_path / "nvcc")) == tmp_path / "nvcc"
+
+
+def test_without_cuda_no_variable_speaks_of_it(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    made = with_compilers(tmp_path / "c", tmp_path / "uv", tmp_path / "w/base", {"PATH": f"{tmp_path}/bin"})
+    assert made == {"PATH": f"{tmp_path}/c:{tmp_path}/bin"}
+
+
+def test_what_a_tier_says_of_nvcc_stays(tmp_path: Path) -> None:
+    said = {"CUDA_HOME": "/cuda", "PYTORCH_NVCC": "/mine", "NVCC_PREPEND_FLAGS": "-g"}
+    made = with_compilers(tmp_path / "c", tmp_path / "uv", tmp_path / "w/base", said)
+    assert (made["PYTORCH_NVCC"], made["NVCC_PREPEND_FLAGS"]) == ("/mine", "--objdir-as-tempdir -g")
+
+
+CUDA = r"""
+#include "twice.h"
+#include <cassert>
+#include <cstdio>
+namespace { __device__ int counter; template <class T> __global__ void add(T *x) { assert(x); *x = twice(*x) + counter; } }
+void run(float *x) { add<float><<<1, 32>>>(x); printf("%s\n", __FILE__); }
+"""
+
+
+def compiled(place: Path, *flags: str) -> bytes:
+    """An object made by nvcc through our folder, from a source in uv's cache and a header in the environment."""
+    source, env = place / "uv/git-v0/checkouts/ab/cd", place / "work/.x.partial-7/base"
+    source.mkdir(parents=True)
+    env.mkdir(parents=True)
+    (source / "a.cu").write_text(CUDA)
+    (env / "twice.h").write_text("template <class T> __device__ T twice(T x) { return x + x; }\n")
+    variables = with_compilers(place / "compilers", place / "uv", env, {})
+    subprocess.run(
+        [variables["PYTORCH_NVCC"], "-arch=sm_90", f"-I{env}", *flags, "-c", source / "a.cu", "-o", source / "a.o"],
+        env={**os.environ, **variables, "TMPDIR": str(place)}, cwd=source, check=True, capture_output=True,
+    )  # fmt: skip
+    return (source / "a.o").read_bytes()
+
+
+@pytest.mark.skipif(NVCC is None, reason="needs nvcc")
+def test_nvccs_objects_are_the_same_bytes_in_another_folder(tmp_path: Path) -> None:
+    """With line tables, which hold the source's name; twice in one folder differs without the temporary names."""
+    one, two = compiled(tmp_path / "one", "-lineinfo"), compiled(tmp_path / "another", "-lineinfo")
+    assert one == two
+    assert os.fsencode(tmp_path) not in one and re.search(rb"/build/source/a\.cu", one)
