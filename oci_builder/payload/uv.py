@@ -28,8 +28,9 @@ _OF_SHELL = re.compile(
     r"|REQUESTS_CA_BUNDLE|GIT_SSL_CAINFO|GIT_SSL_CAPATH|GIT_ASKPASS"
     r"|GIT_CONFIG_(?:GLOBAL|SYSTEM|NOSYSTEM|COUNT|KEY_\d+|VALUE_\d+)"
 )
-# One language for messages; and times that zip can hold, the same in every build.
-_FIXED = {"LC_ALL": "C.UTF-8", "SOURCE_DATE_EPOCH": "315532800"}
+# One language for messages; times that zip can hold, the same in every build; and no bytecode from a build that imports
+# what its environment has, for it tells where and when that was.
+_FIXED = {"LC_ALL": "C.UTF-8", "SOURCE_DATE_EPOCH": "315532800", "PYTHONDONTWRITEBYTECODE": "1"}
 # Of uv's own variables only these pass: they say where packages and interpreters come from and how to get there. All
 # others can change what is installed (groups, overrides, dates, forms of packages), and nothing of that is in a key.
 # UV_CONFIG_FILE would set the project's own [tool.uv] aside; the user's and the system's uv.toml are read as ever.

@@ -6,6 +6,8 @@ import gzip
 import hashlib
 import io
 import json
+import subprocess
+import sys
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ import pytest
 
 from oci_builder.model.errors import OciBuilderError
 from oci_builder.model.events import silent
-from oci_builder.model.spec import RequirementsTier
+from oci_builder.model.spec import LockTier, RequirementsTier
 from oci_builder.payload import uv as tools
 from oci_builder.payload.environments import realize
 from oci_builder.payload.inventory import from_lock
@@ -30,6 +32,8 @@ except OciBuilderError as error:
 BACKEND = """
 import os, pathlib, zipfile
 def build_wheel(folder, config_settings=None, metadata_directory=None):
+    try: import plain
+    except ImportError: pass
     with open(os.environ["HOME"] + "/built", "a") as log: log.write("x")
     seen = {n: os.environ.get(n) for n in ("CFLAGS", "LDFLAGS", "CC", "MAKEFLAGS", "PYTHONHASHSEED", "ARCH")}
     seen.update({n: os.environ[n] for n in ("CUDNN_HOME", "TOP") if n in os.environ})
@@ -117,6 +121,22 @@ def test_the_inventory_says_what_builds_were_told(place: Path) -> None:
         json.loads((made(place, **env).parent / "inventory.json").read_bytes()) for env in ({"ARCH": "9.0;10.0"}, {})
     ]
     assert [told.get("build_env") for told in found] == [{"ARCH": "9.0;10.0"}, None]
+
+
+def test_a_build_without_isolation_leaves_no_bytecode_behind(place: Path) -> None:
+    """It imports what the environment has, and bytecode written then tells the folder and the time."""
+    (place / "project").mkdir()
+    (place / "project/pyproject.toml").write_text(
+        '[project]\nname = "whole"\nversion = "1"\nrequires-python = ">=3.11"\ndependencies = ["plain"]\n'
+        '[project.optional-dependencies]\nfast = ["seen"]\n[tool.uv]\nno-build-isolation-package = ["seen"]\n'
+        '[[tool.uv.dependency-metadata]]\nname = "seen"\nversion = "1"\nrequires-dist = []\n'
+    )
+    tools.find_uv(place).run("lock", "--quiet", "--project", place / "project", "--python", sys.executable)
+    for words in (["init", "-q"], ["add", "."], ["-c", "user.name=t", "-c", "user.email=t@t", "commit", "-qm", "x"]):
+        subprocess.run(["git", "-C", place / "project", *words], check=True)
+    env = realize("base", LockTier(project="project", extras=("fast",)), place, place / "work", silent)
+    assert (place / "home/built").read_text() == "x"
+    assert list(env.rglob("*.pyc")) == []
 
 
 def test_what_other_compilers_built_is_built_again(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
