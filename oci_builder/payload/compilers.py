@@ -17,7 +17,7 @@ from pathlib import Path
 
 from oci_builder.payload import compiler_worker
 
-FORMAT = 1  # a number more when what is compiled the same way becomes something else
+FORMAT = 2  # a number more when what is compiled the same way becomes something else
 _WORKER = Path(compiler_worker.__file__)
 _COMPILER = re.compile(r"(?:[a-z0-9_]+-linux-[a-z0-9]+-)?(?:gcc|g\+\+|cc|c\+\+|clang|clang\+\+)(?:-[0-9.]+)?\Z")
 # uv's layout, that of the pinned version: a package's unpacked sources, a repository's, an isolated build environment.
@@ -64,6 +64,9 @@ def with_compilers(folder: Path, cache: Path, target: Path, said: Mapping[str, s
 def _settings(cache: Path, target: Path) -> dict[str, dict[str, str]]:
     scratch = target.parent
     places = {scratch: "/build", scratch / "checkout": "/build/project", target: "/build/environment"}
+    # Headers of the interpreter hold assertions, which name their file.
+    python = (target / "bin/python").resolve().parent.parent
+    places |= {path: f"/build/python/include/{path.name}" for path in python.glob("include/python3*")}
     both = {str(form): name for path, name in places.items() for form in (path, path.resolve())}
     tops = "|".join(sorted({re.escape(str(form)) for form in (cache, cache.resolve())}))
     return {"places": both, "patterns": {f"(?:{tops}){below}": name for below, name in _OF_CACHE.items()}}

@@ -118,6 +118,19 @@ def test_the_folders_that_uv_builds_in_have_one_name_each(tmp_path: Path) -> Non
         assert [known[1] for known in found] == [name] and found[0][0] in text
 
 
+def test_headers_of_the_interpreter_do_not_tell_where_it_lies(tmp_path: Path) -> None:
+    """Python.h with its assertions: nvcc is not told NDEBUG, and the audit refused the library."""
+    for name in ("python/bin", "python/include/python3.13", "base/bin"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "python/bin/python3.13").touch()
+    (tmp_path / "base/bin/python").symlink_to(tmp_path / "python/bin/python3.13")
+    names = worker.known(_settings(tmp_path / "uv", tmp_path / "base"), [])
+    assert (
+        worker.renamed(f"{tmp_path}/python/include/python3.13/object.h", names)
+        == "/build/python/include/python3.13/object.h"
+    )
+
+
 def test_the_innermost_folder_gives_the_name() -> None:
     names = worker.known({"places": {"/w": "/build", "/w/env": "/build/environment"}, "patterns": {}}, [])
     assert [worker.renamed(path, names) for path in ("/w/env/a.h", "/w/a.h", "/w", "/w2/a.h")] == [
