@@ -1,4 +1,4 @@
-"""Stands before a compiler while packages are built: a program of its own, standard library only, Python 3.10 or later.
+"""Stands before a compiler while packages are built: a program of its own, standard library only.
 
 Arguments: the settings file, a kind (``cc``, ``nvcc``, ``stage``), the real program (for ``nvcc``: empty), then what
 the caller said. The settings: ``places`` (folder -> what to call it) and ``patterns`` (regular expression -> the same).

@@ -76,7 +76,7 @@ def realize(name: str, tier: _Tier, folder: Path, work: Path, emit: Emit, progra
         recipe = _lock(tier, folder, where, emit)
     programs = programs or Programs(work)
     uv, python = programs.uv, programs.interpreter(tier.python, f"{where}.python")
-    parts = [_FORMAT, UV_VERSION, str(python.path), python.identity, recipe.inputs, dict(tier.omit)]
+    parts = [_FORMAT, compilers.FORMAT, UV_VERSION, str(python.path), python.identity, recipe.inputs, dict(tier.omit)]
     place = work / f"{name}-{_key(parts)}"
     if not (place / INVENTORY).is_file():
         try:

@@ -126,7 +126,9 @@ def _make(place: Path, remote: _Remote, commit: str, where: str, emit: Emit) -> 
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def _check_out(sources: Path, remote: _Remote, commit: str, target: Path, where: str, emit: Emit, depth: int) -> None:
+def _check_out(
+    sources: Path, remote: _Remote, commit: str, target: Path, where: str, emit: Emit, depth: int
+) -> None:
     borrow(_repository(sources, remote, commit, where, emit), commit, target, where)
     inside = list(submodules(target, commit, where))
     urls = _urls(target, remote, where) if inside else {}

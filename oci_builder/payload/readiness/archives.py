@@ -212,7 +212,9 @@ def _oci(blobs: Blobs, where: str, reading: Reading) -> tuple[bytes, list[bytes]
     def read(descriptor: Descriptor) -> bytes:
         return data if descriptor is root else _need(blobs, where, _blob(descriptor))
 
-    manifest = resolve_manifest(root, read, reading.platform, reading.limits, image=reading.image).manifest
+    manifest = resolve_manifest(
+        root, read, reading.platform, reading.limits, image=reading.image
+    ).manifest
     return _blob(manifest.config), [_blob(layer) for layer in manifest.layers]
 
 
