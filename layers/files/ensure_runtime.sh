@@ -104,7 +104,7 @@ main() {
   need "$PYTHON" tar gzip sha256sum
   prefix=$(helper begin "$prefix") || failed_python $?
   local parent=${prefix%/*} name=${prefix##*/}
-  mkdir -p -- "${parent:-/}" || die 5 io.error "cannot make $parent"
+  helper folder "$parent" || exit
   BESIDE="$parent/.$name"
   trap 'stopped 130 INT' INT
   trap 'stopped 143 TERM' TERM
@@ -1087,8 +1087,9 @@ def settle(place):
 
 def run(command, *arguments):
     stop_on_signals()
-    commands = {"begin": begin, "lock": lock, "space": space, "digest": digest_part, "install": install,
-                "recheck": recheck, "state": state, "size": lambda path: print(os.path.getsize(path))}
+    commands = {"begin": begin, "folder": lambda path: os.makedirs(path, exist_ok=True), "lock": lock, "state": state,
+                "space": space, "size": lambda path: print(os.path.getsize(path)), "digest": digest_part,
+                "install": install, "recheck": recheck}
     try:
         return commands[command](*arguments) or 0
     except Stop as stop:

@@ -56,6 +56,13 @@ def test_what_another_user_left_is_no_obstacle(archive: Path, shared: Path) -> N
 
 
 @ROOT_ONLY
+def test_a_folder_that_cannot_be_made_is_read_only(archive: Path, shared: Path) -> None:
+    shared.chmod(0o755)
+    done = by(SOMEBODY, "bash", SCRIPT, archive, sha(archive), shared / "new/rt")
+    assert done.returncode == 5 and "[io.readonly]" in done.stderr and f"{shared}/new" in done.stderr, done.stderr
+
+
+@ROOT_ONLY
 def test_another_users_start_is_waited_for(archive: Path, shared: Path) -> None:
     holder = subprocess.Popen(
         ["setpriv", "--reuid", str(NOBODY), "--clear-groups", "flock", shared / ".rt.lock", "sh", "-c", "echo; read x"],
