@@ -1,8 +1,9 @@
 """A stand-in for Modal's control plane, so that the real ``modal run`` can be tried with no account and no network.
 
 Real: the client, its upload of sources, the protocol messages, pickling, and the container runtime
-(``python -m modal._container_entrypoint``), which sees the uploaded files only. Not real: image builds (recorded, never
-run), GPUs, prices, quotas, and whatever Modal's servers check. Every container is marked with ``FAKEPLANE_ROOTFS``, and
+(``python -m modal._container_entrypoint``), which sees the uploaded files only. Not real: image builds (recorded; the
+one step that reads a volume can be run, ``modal_plane_images``), GPUs, prices, quotas, and whatever Modal's servers check.
+Every container is marked with ``FAKEPLANE_ROOTFS``, and
 a receipt made in one says ``engine: fake``.
 
 ``python -m tests.lab.modal_plane FOLDER`` serves until it is killed. In FOLDER: ``port`` (the URL, once it serves),
@@ -24,7 +25,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpclib.const
 import grpclib.server
@@ -51,7 +52,8 @@ class Faults:
     ``rpc``: name -> [status, message]; ``image``: why image builds fail; ``preempt``: function names, each taken away
     once; ``deadline``: seconds that stand for every timeout; ``volumes``: name -> version that it has already;
     ``images``: ids that ``from_id`` knows; ``secrets``: name -> variables;
-    ``uploads``: how often each upload over HTTP is answered 503; ``files``: path in containers -> other content than was uploaded.
+    ``build``: run the steps of images that read a volume; ``driver``: folder of the libcuda.so.1 that functions with a
+    GPU see; ``uploads``: how often each upload over HTTP is answered 503; ``files``: path in containers -> other content than was uploaded.
     """
 
     def __init__(self, path: Path) -> None:
@@ -83,6 +85,14 @@ class Ids:
         """The next name, such as ``fu-000001``."""
         self._count[prefix] += 1
         return f"{prefix}-{self._count[prefix]:06d}"
+
+
+class Bind(NamedTuple):
+    """A file or folder of this machine, and where a root shows it."""
+
+    source: Path
+    target: str
+    read_only: bool = False
 
 
 class World:
@@ -120,6 +130,11 @@ class World:
             self.record("ended", app=app, why=why)
             with suppress(ProcessLookupError):
                 os.killpg(group, signal.SIGKILL)
+
+    def mounted(self, mounts: Any) -> list[Bind]:
+        """A function's or an image's volumes, at their mount points."""
+        places = (self.root / "volumes" / self.volumes[m.volume_id][0] for m in mounts)
+        return [Bind(place, m.mount_path.lstrip("/"), m.read_only) for place, m in zip(places, mounts, strict=True)]
 
     def shipped(self, mount: str) -> list[str]:
         """Names of a mount's files."""
@@ -250,31 +265,6 @@ class Objects:
         metadata = pb.MountHandleMetadata(content_checksum_sha256_hex=checksum)
         return pb.MountGetOrCreateResponse(mount_id=mount, handle_metadata=metadata)
 
-    async def ImageGetOrCreate(self, request: Message, stream: Any) -> Message:
-        image = request.image
-        # Equal recipes are one image, as with Modal's cache.
-        name = "im-" + hashlib.sha256(image.SerializeToString(deterministic=True)).hexdigest()[:22]
-        metadata = pb.ImageMetadata(image_builder_version=request.builder_version)
-        if name not in self._world.images:
-            self._world.images[name] = image
-            self._world.record(
-                "image", id=name, base=[b.image_id for b in image.base_images],
-                commands=list(image.dockerfile_commands), context=self._world.shipped(image.context_mount_id),
-                volumes=sorted(self._world.volumes.get(m.volume_id, ("?", 0))[0] for m in image.volume_mounts),
-            )  # fmt: skip
-        failure = self._world.faults.get("image", "")
-        status = pb.GenericResult.GENERIC_STATUS_FAILURE if failure else pb.GenericResult.GENERIC_STATUS_SUCCESS
-        result = pb.GenericResult(status=status, exception=failure)
-        return pb.ImageGetOrCreateResponse(image_id=name, result=result, metadata=metadata)
-
-    async def ImageFromId(self, request: Message, stream: Any) -> Message:
-        known = {*self._world.images, *self._world.faults.get("images", [])}
-        if request.image_id not in known:
-            raise GRPCError(Status.NOT_FOUND, f"Image {request.image_id} not found")
-        self._world.record("image_from_id", id=request.image_id)
-        metadata = pb.ImageMetadata(image_builder_version=BUILDER)
-        return pb.ImageFromIdResponse(image_id=request.image_id, metadata=metadata)
-
     async def VolumeGetOrCreate(self, request: Message, stream: Any) -> Message:
         name = request.deployment_name
         volume = "vo-" + hashlib.sha256(name.encode()).hexdigest()[:12]
@@ -347,12 +337,13 @@ async def _serve_blobs(world: World) -> None:
 async def serve(root: Path) -> None:
     """Serve until stopped: TCP for the client, a socket file for each container, which may have no network."""
     from tests.lab.modal_plane_calls import Calls
+    from tests.lab.modal_plane_images import Images
 
     logging.getLogger("grpclib").setLevel(logging.CRITICAL)
     root.mkdir(parents=True, exist_ok=True)
     world = World(root)
     await _serve_blobs(world)
-    outside = grpclib.server.Server([Plane(world, [Objects(world), Calls(world)])])
+    outside = grpclib.server.Server([Plane(world, [Objects(world), Images(world), Calls(world)])])
     with tempfile.TemporaryDirectory(prefix="plane-") as world.sockets:
         await outside.start("127.0.0.1", 0)
         assert outside._server is not None

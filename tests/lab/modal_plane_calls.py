@@ -23,10 +23,9 @@ import grpclib.server
 from google.protobuf.empty_pb2 import Empty
 from modal_proto import api_pb2 as pb
 
-from tests.lab.modal_plane import Message, Objects, Plane, World, build
+from tests.lab.modal_plane import Bind, Message, Objects, Plane, World, build
+from tests.lab.modal_plane_images import Images, built, root_script
 
-# Loopback is up where the network is blocked: programs of one container may talk to each other.
-LOOPBACK = "import fcntl,socket,struct;fcntl.ioctl(socket.socket(),0x8914,struct.pack('16sh',b'lo',1))"
 # How this machine reaches package indexes: a container's network is this machine's.
 REACH = ("SSL_CERT_FILE", "SSL_CERT_DIR", "UV_SYSTEM_CERTS", "UV_NATIVE_TLS", "UV_INDEX", "UV_DEFAULT_INDEX", "UV_INDEX_URL",
          "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS", "http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY",
@@ -197,7 +196,7 @@ class Calls:
         command = self._prepare(place, name, function)
         # A socket's path is at most 107 bytes; pytest's folders are longer.
         socket = f"{self._world.sockets}/{name}"
-        server = grpclib.server.Server([Plane(self._world, [Objects(self._world), Inside(self._world, task)])])
+        server = grpclib.server.Server([Plane(self._world, [Objects(self._world), Images(self._world), Inside(self._world, task)])])
         await server.start(path=socket)
         process = await asyncio.create_subprocess_exec(
             *command, cwd=place, env=self._environment(place, name, function, socket), stdout=asyncio.subprocess.PIPE,
@@ -254,8 +253,17 @@ class Calls:
         )  # fmt: skip
         (place / "arguments").write_bytes(arguments.SerializeToString())
         flags = ["--net"] if function.block_network else []
-        inner = ["sh", "-euc", _root_script(self._world, place, function), "sh", PYTHON]
+        inner = ["sh", "-euc", self._script(place, function), "sh", PYTHON]
         return ["unshare", "--mount", "--pid", "--fork", "--kill-child", *flags, *inner]
+
+    def _script(self, place: Path, function: Message) -> str:
+        """Shell text that starts the runtime with ``$1``, its interpreter, in the container's root."""
+        files = [Bind(top, top.name) for top in sorted((place / "files").iterdir()) if top.name != "root"]
+        binds = [*built(self._world, function.image_id), *files, *self._world.mounted(function.volume_mounts)]
+        # Not exec: the shell is process 1, which takes in orphans.
+        run = [f"cd {shlex.quote(str(place / 'files/root'))}",
+               'status=0; "$1" -m modal._container_entrypoint || status=$?; exit "$status"']  # fmt: skip
+        return root_script(place / "newroot", binds, run, online=not function.block_network)
 
     def _environment(self, place: Path, name: str, function: Message, socket: str) -> dict[str, str]:
         found = {
@@ -265,6 +273,8 @@ class Calls:
             "MODAL_SERVER_URL": f"unix://{socket}", "MODAL_IMAGE_ID": function.image_id,
             "MODAL_ENVIRONMENT": "main", "FAKEPLANE_ROOTFS": str(place / "files"),
         }  # fmt: skip
+        if function.resources.gpu_config.gpu_type and (driver := self._world.faults.get("driver", "")):
+            found["LD_LIBRARY_PATH"] = driver
         for secret in function.secret_ids:
             found.update(self._world.secrets.get(secret, {}))
         return found
@@ -334,31 +344,3 @@ def _no_answer(task: Task, function: Message, late: bool, status: int) -> Messag
         text = f"Task's current input {task.input} hit its timeout of {function.timeout_secs}s"
         return Result(status=Result.GENERIC_STATUS_TIMEOUT, exception=text)
     return Result(status=Result.GENERIC_STATUS_FAILURE, exception=task.failure or f"the container ended with {status} and no answer")
-
-
-def _root_script(world: World, place: Path, function: Message) -> str:
-    """Shell text that puts the container's root together and starts the runtime with ``$1``, its interpreter.
-
-    New folders of the root appear in it only; nothing is made on this machine.
-    """
-    new, quote = place / "newroot", shlex.quote
-    lines = [f"mkdir {quote(str(new))}", f"mount -t tmpfs plane {quote(str(new))}", f"cd {quote(str(new))}"]
-    for item in sorted(Path("/").iterdir()):
-        name = quote(item.name)
-        if item.is_symlink():
-            lines.append(f"cp -P /{name} {name}")
-        elif item.is_dir() and item.name != "proc":
-            lines.append(f"mkdir {name} && mount --rbind /{name} {name}")
-    lines += ["mkdir proc && mount -t proc proc proc", "mkdir .old"]
-    for top in sorted(p for p in (place / "files").iterdir() if p.name != "root"):
-        lines.append(f"mkdir -p {quote(top.name)} && mount --bind {quote(str(top))} {quote(top.name)}")
-    for mount in function.volume_mounts:
-        volume, target = world.root / "volumes" / world.volumes[mount.volume_id][0], mount.mount_path.lstrip("/")
-        lines.append(f"mkdir -p {quote(target)} && mount --bind {quote(str(volume))} {quote(target)}")
-        if mount.read_only:
-            lines.append(f"mount -o remount,bind,ro {quote(target)}")
-    lines += ["pivot_root . .old", "umount -l /.old", f"cd {quote(str(place / 'files/root'))}"]
-    if function.block_network:
-        lines += ["mount -t sysfs sys /sys || true", f'"$1" -c {quote(LOOPBACK)}']
-    # Not exec: the shell is process 1, which takes in orphans.
-    return "\n".join([*lines, 'status=0; "$1" -m modal._container_entrypoint || status=$?; exit "$status"'])
