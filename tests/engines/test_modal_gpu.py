@@ -127,42 +127,32 @@ def test_03_single_installs_the_archive_and_runs_the_runtime_s_checks(release: R
     assert (found["engine"], found["host"]["os"]) == ("fake", "ubuntu 22.04")
     assert {g["name"] for g in found["host"]["gpus"]} == {"NVIDIA B200"}
     assert found["details"]["modal"]["fresh"] is True
-
-
-def test_04_logs_of_a_failed_stage_come_back(release: Release) -> None:
-    """GPU stages have no volume, and their disk goes with the machine."""
-    ran = release.run("modal_qualify.py", "single")
-    kept = Path(next(line for line in ran.err.splitlines() if line.startswith("kept for diagnosis: ")).partition(": ")[2])
-    assert (kept / "checks.log").stat().st_size > 0 and "install.log" in {p.name for p in kept.iterdir()}
+    # GPU stages have no volume, and their disk goes with the machine: the logs come back.
+    kept = next(line for line in ran.err.splitlines() if line.startswith("kept for diagnosis: ")).partition(": ")[2]
+    assert {"checks.log", "install.log"} <= {p.name for p in Path(kept).iterdir() if p.stat().st_size}
     shutil.rmtree(kept)
-    for receipt in (release.project.release / "receipts").glob("single-2*.json"):
-        receipt.unlink()
 
 
-def test_05_the_archive_is_installed_once(release: Release) -> None:
-    """Modal keeps the image, whose recipe names the archive."""
-    assert [e["status"] for e in release.plane.events("build")][-1] == 0
-    assert len([e for e in release.plane.events("build") if e["status"] == 0]) == 1
-
-
-def test_06_nccl_fails_and_the_second_ubuntu_is_not_tried(release: Release) -> None:
+def test_04_nccl_fails_and_the_second_ubuntu_is_not_tried(release: Release) -> None:
+    """The archive is installed once: Modal keeps the image, whose recipe names it."""
     before = release.plane.mark
     ran = release.run("modal_qualify.py", "nccl8")
     assert (ran.status, "nccl8: fail (fake)" in ran.out) == (1, True), ran.text
     assert [e["function"] for e in release.plane.events("container", before)] == ["nccl8"]
+    assert release.plane.events("build", before) == []
     found = release.predicate("nccl8")
     assert outcomes(found) == {"network-blocked": "pass", "caches-empty": "pass", "nccl": "fail"}
     assert [g["name"] for g in found["host"]["gpus"]] == ["NVIDIA B200"] * 8
 
 
-def test_07_the_second_ubuntu_alone_wants_the_first_s_receipt(release: Release) -> None:
+def test_05_the_second_ubuntu_alone_wants_the_first_s_receipt(release: Release) -> None:
     before = release.plane.mark
     ran = release.run("modal_qualify.py", "nccl8-u24")
     assert (ran.status, ran.err.count("error[stage.first]")) == (4, 1), ran.text
     assert release.plane.events("function", before) == []
 
 
-def test_08_qualification_counts_none_of_it(release: Release) -> None:
+def test_06_qualification_counts_none_of_it(release: Release) -> None:
     ran = release.run("modal_build.py", "qualification")
     assert ran.status == 0, ran.text
     verdict = json.loads((release.project.release / "qualification.json").read_text())
@@ -171,6 +161,6 @@ def test_08_qualification_counts_none_of_it(release: Release) -> None:
     assert states["nccl8"] != "met" and states["single"] != "met"
 
 
-def test_09_nothing_was_left_on_this_machine(release: Release) -> None:
+def test_07_nothing_was_left_on_this_machine(release: Release) -> None:
     assert [p for p in (Path(RUNTIME), Path(ARCHIVE).parent) if p.exists()] == []
     assert release.plane.events("unknown") == []

@@ -3,6 +3,9 @@ a larger repository, a clone that borrows objects. What the build there asks of 
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +18,7 @@ from oci_builder.payload.checkout import check_commit, clone, untracked
 from tests.engines.test_modal_inputs import made, project_spec, repository
 from tests.engines.test_modal_project import request, round_trip, write_spec
 from tests.lab.githost import git
+from tests.lab.modal_plane_client import why_not
 
 HERE = "deep/spec"
 
@@ -118,6 +122,30 @@ def test_the_same_checkout_is_the_same_bytes(tmp_path: Path) -> None:
         pack(request(here / "spec.json"), tmp_path / name)
     assert (tmp_path / "first").read_bytes() == (tmp_path / "second").read_bytes()
     assert list(tmp_path.glob("histories-*")) == []
+
+
+@pytest.mark.root
+@pytest.mark.slow
+@pytest.mark.skipif(bool(why_not()), reason=why_not() or "it can")
+def test_a_build_on_the_stand_in_takes_a_folder_of_a_larger_repository(tmp_path: Path) -> None:
+    """By the real client and container runtime; uv makes the environment from a clone of the commit."""
+    pytest.importorskip("modal", reason="needs the extra 'modal'")
+    from tests.engines.modal_lab import running_lab
+
+    with running_lab(tmp_path) as lab:
+        home = lab.project.spec.parent
+        uv = Path(sys.executable).with_name("uv")
+        made(home / "RL", **{"pyproject.toml": '[project]\nname = "x"\nversion = "1"\nrequires-python = ">=3.11"\n'})
+        subprocess.run([uv, "lock", "--quiet", "--project", home / "RL", "--python", sys.executable], check=True)
+        git(home.parent, "init", "--quiet")
+        git(home.parent, "add", "project")
+        git(home.parent, "commit", "--quiet", "-m", "one")
+        value = json.loads(lab.project.spec.read_text())
+        tier = {"project": "RL", "commit": git(home.parent, "rev-parse", "HEAD")}
+        lab.project.spec.write_text(json.dumps({**value, "tiers": {"one": tier}}))
+        git(home.parent, "update-index", "--assume-unchanged", str(lab.project.spec))
+        ran = lab.stage("build")
+        assert (ran.status, "build: pass (fake)" in ran.out) == (0, True), ran.text
 
 
 def test_two_tiers_of_one_repository(tmp_path: Path) -> None:

@@ -169,15 +169,16 @@ def test_a_release_folder_with_an_odd_name_is_refused(tmp_path: Path, name: str)
     assert caught.value.code == "modal.project"
 
 
-def test_paths_of_the_container_become_the_sender_s(tmp_path: Path) -> None:
+@pytest.mark.parametrize("home", ["spec", "spec/train/b200"], ids=["alone", "in-a-repository"])
+def test_paths_of_the_container_become_the_sender_s(home: str, tmp_path: Path) -> None:
     asked = request(write_spec(tmp_path / "here"), release=str(tmp_path / "releases/r1"))
     far = "/tmp/oci-builder/inputs"
     result = {
         "notes": [f"recorded in {far}/releases/r1", f"{far}/releases/r10 and {far}/specs are not it"], "inputs": far,
         "receipt_path": f"{far}/releases/r1/receipts/a.json",
-        "error": {"code": "spec.path", "message": f"cannot read '{far}/spec/RL/uv.lock'", "exit": 2},
+        "error": {"code": "spec.path", "message": f"cannot read '{far}/{home}/RL/uv.lock'", "exit": 2},
     }  # fmt: skip
-    got = localized(result, asked, {"spec": "spec/spec.json", "release": "releases/r1"})
+    got = localized(result, asked, {"spec": f"{home}/spec.json", "release": "releases/r1"})
     assert got == {
         "notes": [f"recorded in {tmp_path}/releases/r1", f"{far}/releases/r10 and {far}/specs are not it"],
         "receipt_path": f"{tmp_path}/releases/r1/receipts/a.json",
