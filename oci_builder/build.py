@@ -41,7 +41,7 @@ from oci_builder.transports.docker_archive import write_docker_archive
 from oci_builder.transports.layerfiles import read_definitions
 from oci_builder.transports.naming import Name
 from oci_builder.transports.oci_archive import write_oci_archive
-from oci_builder.transports.places import check_places
+from oci_builder.transports.places import check_places, check_products
 from oci_builder.transports.portable_archive import write_portable_archive
 from oci_builder.transports.unchanged import Outputs, input_key
 from oci_builder.wire.compress import Codec
@@ -98,6 +98,7 @@ def build(spec_path: Path, out: Path, options: BuildOptions, emit: Emit = silent
     spec = load_spec(spec_path)
     folder = spec_path.absolute().parent
     check_places(spec, folder, out, options.cache)
+    check_products(out, FILES)
     # Programs run in other folders, and an audit looks for whole paths.
     options = replace(options, cache=options.cache.absolute())
     try:

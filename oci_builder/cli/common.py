@@ -22,7 +22,7 @@ from oci_builder.model.platform import check_platform_name
 from oci_builder.model.redact import redact, redact_value, secret_values
 from oci_builder.model.spec import Spec, load_spec
 from oci_builder.progress import rendering
-from oci_builder.release.files import write_result
+from oci_builder.release.files import require_report_place, write_result
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -143,7 +143,9 @@ def default_cache() -> Path:
     """``$OCI_BUILDER_CACHE``, else ``oci-builder`` in the user's cache folder."""
     if found := os.environ.get("OCI_BUILDER_CACHE"):
         return Path(found)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "oci-builder"
+    # The XDG base directory specification has relative paths ignored.
+    said = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(said) if said.startswith("/") else Path.home() / ".cache") / "oci-builder"
 
 
 def default_jobs() -> int:
@@ -166,6 +168,19 @@ def json_option(function: F) -> F:
         "--json", "json_file", flag_value="-", default=None, help="The result as JSON on standard output."
     )
     return cast(F, option(function))
+
+
+def report_place(_context: click.Context, option: click.Parameter, target: str | None) -> str | None:
+    """The FILE of ``--json``, when a report can be written there: found out before hours of work, not after.
+
+    Raises:
+        ConflictError: ``report.exists``: an archive, say; SpecError, TransportError: as ``require_report_place``.
+    """
+    if target == "":
+        raise click.BadParameter("an empty path", param=option)
+    if target not in (None, "-"):
+        require_report_place(Path(target))
+    return target
 
 
 def hide(text: str) -> str:

@@ -21,6 +21,7 @@ from oci_builder.cli.common import (
     human,
     json_option,
     pass_settings,
+    report_place,
     say,
     spec_and_limits,
     write_json,
@@ -91,7 +92,8 @@ def build(
 @click.option("--secrets", is_flag=True, help="Search every layer for credentials and model weights too.")
 @ALLOW
 @cache_option
-@click.option("--json", "json_file", default=None, metavar="FILE", help="The report as JSON.")
+@click.option("--json", "json_file", default=None, metavar="FILE", callback=report_place,
+              help="Write the report to FILE, as JSON; - is standard output.")  # fmt: skip
 @pass_settings
 def verify(
     settings: Settings, archives: tuple[Path, ...], spec_path: Path | None, profile: str, platform: str, image: str,

@@ -22,6 +22,7 @@ from oci_builder.cli.common import (
 )
 from oci_builder.cli.publishing import ALLOW, JUDGED_BY, KEY, PUBLISHING_COMMANDS, RELEASE, SPEC, TRUST, spec_of
 from oci_builder.model.redact import redact_value, secret_values
+from oci_builder.release.files import require_report_place
 
 
 def _now() -> datetime:
@@ -127,6 +128,7 @@ def report(release: Path, page: Path, spec_path: Path | None, trust: Path, json_
     from oci_builder.qualification import Rules
     from oci_builder.report import report_data, write_report
 
+    require_report_place(page, b"<!doctype html>")
     rules = Rules.load(spec_of(release, spec_path), trust)
     data = report_data(release, rules.gates, rules.policy, _now(), rules.spec)
     write_report(data, page)

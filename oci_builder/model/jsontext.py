@@ -38,6 +38,8 @@ def load_json(data: bytes, where: str, limits: Limits = DEFAULT_LIMITS, max_size
     _check_depth(data, where, limits.json_depth)
     try:
         text = data.decode("utf-8")
+        if text.startswith("\ufeff"):
+            raise ValueError("it begins with a byte order mark; write it as UTF-8 without one")
         value = json.loads(
             text, object_pairs_hook=_unique(where), parse_constant=_no_constant(where), parse_int=_int(where),
             parse_float=_float(where),

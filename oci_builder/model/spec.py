@@ -23,15 +23,17 @@ from pydantic import (
     StrictStr,
     Tag,
     ValidationError,
+    field_validator,
     model_validator,
 )
 
-from oci_builder.model.documents import DIGEST_ERROR, digest_value
+from oci_builder.model.documents import digest_value
 from oci_builder.model.env import is_hollow
 from oci_builder.model.errors import OciBuilderError, SpecError, show
 from oci_builder.model.jsontext import dump_json, load_json
 from oci_builder.model.limits import Limits
 from oci_builder.model.speccuda import Cuda
+from oci_builder.model.specerrors import Words, no_such_key, spec_error
 from oci_builder.model.specvalues import (
     SpecModel,
     check_git_url,
@@ -284,12 +286,13 @@ class Spec(SpecModel):
     pins: dict[StrictStr, StrictStr] = Field(default_factory=dict, description="component -> exact version or commit")
     gates: tuple[dict[StrictStr, Any], ...] = Field(default=(), description="what a release must prove")
 
-    @model_validator(mode="after")
-    def _limit_names(self) -> Spec:
-        unknown = sorted(set(self.limits) - set(Limits.names()))
+    @field_validator("limits")
+    @classmethod
+    def _limit_names(cls, limits: Any) -> Any:
+        unknown = sorted(set(limits) - set(Limits.names()))
         if unknown:
-            raise ValueError(f"limits has no {unknown[0]!r}; it has {', '.join(Limits.names())}")
-        return self
+            raise ValueError(f"{show(unknown[0])}: {no_such_key(unknown[0], Limits.names())}")
+        return limits
 
     @property
     def reference(self) -> str:
@@ -325,13 +328,14 @@ def parse_spec(data: bytes, where: str = "spec") -> Spec:
     try:
         value = load_json(data, where)
     except OciBuilderError as error:
-        raise SpecError("spec.json", error.message, where=where) from None
+        hint = "; a spec is JSON" if where.lower().endswith((".toml", ".yaml", ".yml")) else ""
+        raise SpecError("spec.json", error.message + hint, where=where) from None
     if not isinstance(value, dict):
         raise SpecError("spec.field", f"{where}: a spec is a JSON object, got {type(value).__name__}", where=where)
     try:
         return Spec.model_validate(value)
     except ValidationError as error:
-        raise _spec_error(error, where) from None
+        raise spec_error(error, where, _words()) from None
 
 
 def load_spec(path: Path) -> Spec:
@@ -341,6 +345,10 @@ def load_spec(path: Path) -> Spec:
         SpecError: as ``parse_spec``; ``spec.path`` when the file cannot be read.
     """
     return parse_spec(read_input(path, "spec"), str(path))
+
+
+def _words() -> Words:
+    return Words(_PATTERNS, {"base": (1, _BASES), "tiers": (2, _TIERS)}, json_schema)
 
 
 def json_schema() -> dict[str, Any]:
@@ -357,44 +365,3 @@ def json_schema() -> dict[str, Any]:
         },
     }
     return schema
-
-
-def _spec_error(error: ValidationError, where: str) -> SpecError:
-    problems = error.errors(include_url=False)
-    lines = [_problem(p) for p in problems[:8]]
-    digest = any("digest" in str(p["loc"][-1:]) or p["type"] == DIGEST_ERROR for p in problems)
-    code = "spec.digest" if digest and len(problems) == 1 else "spec.field"
-    first = ".".join(_key(p) for p in _place(problems[0]))
-    return SpecError(code, f"{where}: " + "; ".join(lines), where=f"{where}: {first}", actual=_shown(problems[0]))
-
-
-def _place(problem: Any) -> list[Any]:
-    # The discriminator's tag is part of pydantic's location; people know only the keys they wrote.
-    loc = list(problem["loc"])
-    tags = {"base": (1, _BASES), "tiers": (2, _TIERS)}
-    at, names = tags.get(loc[0] if loc else "", (0, ()))
-    return loc[:at] + loc[at + 1 :] if names and len(loc) > at + 1 and loc[at] in names else loc
-
-
-def _key(part: Any) -> str:
-    """A part of a place: as it is written, what does not print escaped; pydantic's mark of a key in words."""
-    text = str(part)[:80]
-    return "(its name)" if text == "[key]" else text if text.isprintable() else show(text)
-
-
-def _shown(problem: Any) -> str:
-    value = problem.get("input")
-    if problem["type"] == "missing":
-        return ""
-    return show(value[:160]) if isinstance(value, str) else show(dump_json(value).decode()[:160])[1:-1]
-
-
-def _problem(problem: Any) -> str:
-    text = problem["msg"].removeprefix("Value error, ")
-    text = text.replace("valid dictionary", "JSON object").replace("valid tuple", "JSON list")
-    text = _PATTERNS.get(problem.get("ctx", {}).get("pattern", ""), text)
-    place = ".".join(_key(p) for p in _place(problem)) or "(the whole spec)"
-    if problem["type"] == "missing" and place == "base.digest":
-        text = "a tag without a digest is refused; add the digest that the tag has today"
-    got = f" (got {_shown(problem)})" if _shown(problem) else ""
-    return f"{place}: {text.removesuffix(got)}{got}"

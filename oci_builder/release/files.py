@@ -137,6 +137,31 @@ def require_file_place(path: Path) -> None:
         raise TransportError("io.readonly", f"{show(str(path))} cannot be written", where=str(path))
 
 
+def require_report_place(path: Path, begin: bytes = b"{") -> None:
+    """As ``require_file_place``; a file that is there already must be such a report, as the one before was: a word in
+    the wrong place would cost an archive. A pipe or device will do.
+
+    Args:
+        begin: how such a report begins.
+
+    Raises:
+        ConflictError: ``report.exists``; else as ``require_file_place``.
+    """
+    require_file_place(path)
+    if not path.is_file():
+        return
+    try:
+        with path.open("rb") as file:
+            begins = file.read(64).lstrip()
+    except OSError as error:
+        raise io_error(error, path) from None
+    if begins and not begins.startswith(begin):
+        raise ConflictError(
+            "report.exists", f"{show(str(path))} is there and is no report: it would be replaced by one; name another "
+            "file", where=str(path),
+        )  # fmt: skip
+
+
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """One writer at a time in a folder; the lock ends with its process. Not to be nested.

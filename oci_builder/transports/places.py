@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -35,6 +35,17 @@ def check_places(spec: Spec, folder: Path, out: Path, cache: Path) -> None:
                     " choose a folder beside it",
                     where=where, actual=str(place),
                 )  # fmt: skip
+
+
+def check_products(out: Path, names: Iterable[str]) -> None:
+    """Refuse an output folder where a folder has the name of a file that the build writes.
+
+    Raises:
+        SpecError: ``spec.path``.
+    """
+    for name in names:
+        if (out / name).is_dir() and not (out / name).is_symlink():
+            raise SpecError("spec.path", f"{show(str(out / name))} is a folder; a file goes there", where="--out")
 
 
 def _trees(spec: Spec, folder: Path) -> Iterator[tuple[str, Path, tuple[str, ...]]]:
