@@ -28,9 +28,10 @@ from oci_builder.release.packages import Contents, inventory_bytes, read_package
 from oci_builder.release.parts import hash_parts, plan_parts
 from oci_builder.release.provenance import BuildRun, provenance
 from oci_builder.release.receipts import RECORD_STAGE, Answer, judge, recorded_files, require_signer, write_receipt
-from oci_builder.release.scan import Scan, scan_archives, scan_files
+from oci_builder.release.scan import scan_archives, scan_files
 from oci_builder.release.secrets import ScanOptions
 from oci_builder.release.signing import SigningKey
+from oci_builder.release.sweep import Scan
 from oci_builder.release.walk import Walk
 
 RECORDS = ("container.json", "portable.json")

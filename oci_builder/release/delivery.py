@@ -19,9 +19,10 @@ from oci_builder.release.folder import ReleaseFolder
 from oci_builder.release.host import engine_name, new_attempt, stamp, this_host, tool_versions
 from oci_builder.release.parts import MAX_FILE, PART_SIZE
 from oci_builder.release.receipts import make_statement, receipt_name, require_signer
-from oci_builder.release.scan import Scan, scan_archives, scan_files
+from oci_builder.release.scan import scan_archives, scan_files
 from oci_builder.release.secrets import ScanOptions
 from oci_builder.release.signing import SigningKey
+from oci_builder.release.sweep import Scan
 from oci_builder.release.walk import Walk
 
 

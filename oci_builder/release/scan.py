@@ -5,22 +5,28 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from oci_builder.model.errors import OciBuilderError, PolicyError, SpecError, show
+from oci_builder.model.digest import Digest
+from oci_builder.model.errors import IntegrityError, OciBuilderError, PolicyError, SpecError, disk_error, show
 from oci_builder.model.jsontext import load_json
 from oci_builder.model.limits import DEFAULT_LIMITS
 from oci_builder.model.redact import names_secret, redact, secret_values
 from oci_builder.model.report import Finding
 from oci_builder.release.files import read_file
-from oci_builder.release.secrets import ScanOptions, names_weights, scan_file, weights_finding
-from oci_builder.release.walk import Data, Walk, walk
+from oci_builder.release.inside import is_tar, peeked
+from oci_builder.release.secrets import ScanOptions
+from oci_builder.release.sweep import Scan, Sweep
+from oci_builder.release.walk import Walk, hashing, is_image, members, walk
+from oci_builder.wire.compress import Compression, Options, decode_chunks, sniff
 from oci_builder.wire.tar import Kind, TarEntry
 
-_SHOWN = 10
+# A blob of a layout; layers of podman's and skopeo's docker archives are called by their diff_id.
+_BLOB = re.compile(rb"(blobs/sha256/)?([0-9a-f]{64})(?:\.tar)?\Z")
 # Shorter passwords are words that stand in any file.
 _SHORTEST_OWN = 12
 _SHORTEST_NAMED = 6
@@ -30,95 +36,105 @@ PUBLISHED = {
 }
 
 
-@dataclass(slots=True)
-class Scan:
-    """What was looked at and what was found."""
-
-    findings: list[Finding] = field(default_factory=list)
-    files: int = 0
-    size: int = 0
-
-    def to_json(self) -> dict[str, Any]:
-        """For a receipt's check."""
-        return {"files": self.files, "bytes": self.size, "findings": [f.to_json() for f in self.findings]}
-
-    def require(self) -> None:
-        """Refuse whatever was found.
-
-        Raises:
-            PolicyError: ``policy.secret`` or ``policy.weights``, naming the places, never the secrets.
-        """
-        if not self.findings:
-            return
-        lines = [f"{f.message} ({f.actual})" if f.actual else f.message for f in self.findings[:_SHOWN]]
-        more = f"; and {len(self.findings) - _SHOWN} more" if len(self.findings) > _SHOWN else ""
-        first = self.findings[0]
-        raise PolicyError(
-            first.code,
-            f"{'; '.join(lines)}{more}. Remove them and build again, or allow what is public with --allow",
-            where=first.where, actual=len(self.findings),
-        )  # fmt: skip
-
-
 def scan_archives(archives: Sequence[Path], options: ScanOptions, how: Walk | None = None) -> Scan:
-    """Scan every layer of every archive, and the images' configs. A layer that stands in two archives is read once.
+    """Scan all that archives hold: every layer of every image for every platform, documents, and what nothing names.
+
+    A layer that stands in two archives is read once. What an archive says of itself is not needed, and not believed: a
+    blob is its bytes.
 
     Args:
         archives: image archives, layouts, portable archives, or folders.
 
     Raises:
-        OciBuilderError: as ``walk``.
+        SpecError: ``spec.path``. FormatError, PolicyError: an archive or layer that cannot be read.
+        IntegrityError: ``blob.digest``: a blob that is not what it is called. TransportError: ``io.*``.
     """
     how = how or Walk()
-    found, options = Scan(), _with_own(options)
-    links = _Links(options)
-
-    def visit(entry: TarEntry, data: Data, where: str) -> None:
-        links.note(entry, where)
-        if entry.kind is not Kind.FILE:
-            return
-        found.files += 1
-        found.size += entry.size
-        found.findings += scan_file(entry.name, entry.size, data(), where, options)
-
+    sweep = Sweep(_with_own(options))
     for archive in archives:
-        image = walk(archive, visit, how)
-        found.findings += links.findings()
-        for name, document in [("image config", image.config), ("manifest", image.data)] if image else []:
-            named = list(_settings(document, archive.name, name, options)) if document else []
-            found.findings += named or scan_file(name.encode(), len(document), [document], archive.name, options)
-    return found
+        try:
+            if not archive.is_dir() and not archive.is_file():
+                shown = show(str(archive))
+                raise SpecError("spec.path", f"{shown} is neither an archive nor a folder", where=str(archive))
+            if is_image(archive, how):
+                for entry, chunks in members(archive, how):
+                    _member(sweep, archive.name, entry, chunks, how)
+            else:
+                walk(archive, sweep.entry, how)
+        except OSError as error:
+            raise disk_error(error, f"reading {archive.name}") from None
+        sweep.finish(archive.name)
+    return sweep.found
 
 
-@dataclass(slots=True)
-class _Links:
-    """Links that are called as weights are, and the sizes of what they may mean: a model cache links names to blobs,
-    and equal files of a tree are stored once, under the name that comes first.
-    """
+def _member(
+    sweep: Sweep, archive: str, entry: TarEntry, chunks: Iterable[bytes | memoryview], how: Walk
+) -> None:  # fmt: skip
+    """A document, a layer, or something else: told by its bytes."""
+    sweep.text((archive, b""), b"\n".join((entry.name, entry.link)))
+    if entry.kind is not Kind.FILE:
+        return
+    head, stream = peeked(chunks)
+    name = entry.name.decode("utf-8", "replace")
+    if entry.size <= DEFAULT_LIMITS.document and head[:64].lstrip()[:1] in (b"{", b"["):
+        document = b"".join(stream)
+        _document(sweep, archive, name, document)
+        return
+    named = _BLOB.match(entry.name)
+    claimed = Digest.from_hex(named[2].decode()) if named else None
+    known = claimed in how.seen
+    blob = hashlib.sha256()
+    read = hashing(stream, blob)
+    if not known:
+        _layer(sweep, f"{archive}: {name}", entry, read, sniff(head), how)
+    for _ in read:
+        pass
+    actual = Digest.from_hex(blob.hexdigest())
+    if named and actual != claimed and (known or named[1]):
+        raise IntegrityError(
+            "blob.digest", f"{archive}: {name}: the bytes hash to {actual}", where=archive, expected=claimed,
+            actual=actual,
+        )  # fmt: skip
+    how.seen.add(actual)
 
-    options: ScanOptions
-    _large: dict[bytes, int] = field(default_factory=dict)
-    _named: list[tuple[bytes, bytes, str]] = field(default_factory=list)
 
-    def note(self, entry: TarEntry, where: str) -> None:
-        """Take an entry."""
-        if entry.kind is Kind.FILE and entry.size >= self.options.weights_size:
-            self._large[entry.name] = entry.size
-        elif entry.kind in (Kind.HARDLINK, Kind.SYMLINK) and names_weights(entry.name):
-            target = entry.link
-            if entry.kind is Kind.SYMLINK:
-                target = os.path.normpath(os.path.join(b"/", os.path.dirname(entry.name), target)).lstrip(b"/")
-            self._named.append((entry.name, target, where))
+def _layer(
+    sweep: Sweep, where: str, entry: TarEntry, blob: Iterator[bytes | memoryview], compression: Compression, how: Walk
+) -> None:  # fmt: skip
+    """A member as a layer; as a file, when it is none."""
+    tar = hashlib.sha256()
+    head, plain = peeked(hashing(decode_chunks(blob, compression, Options(how.limits, where, how.threads)), tar))
+    if is_tar(head):
+        sweep.tar(plain, where, how.limits)
+    else:
+        sweep.file((where, b""), entry.size, plain)
+    for _ in plain:
+        pass
+    how.seen.add(Digest.from_hex(tar.hexdigest()))
 
-    def findings(self) -> Iterator[Finding]:
-        """Of all that was taken; begins anew."""
-        for path, target, where in self._named:
-            size = self._large.get(target, 0)
-            # What the file's own name or content tells is said once, there.
-            found = None if names_weights(target) else weights_finding(path, size, b"", where, self.options)
-            if found is not None and not self.options.lets(target):
-                yield found
-        self._named, self._large = [], {}
+
+def _document(sweep: Sweep, archive: str, name: str, document: bytes) -> None:
+    """Settings are judged by their names too; what has none of those is searched as any text."""
+    try:
+        value = load_json(document, name)
+    except OciBuilderError:
+        value = None  # whether it has to be JSON is for verify to say
+    what = _what(value)
+    named = list(_settings(value, f"{archive}: {what}", what, sweep.options)) if what else []
+    for finding in named:
+        sweep.add(finding)
+    if not named:
+        sweep.file((archive, (what or name).encode()), len(document), [document])
+
+
+def _what(value: Any) -> str:
+    """What a document of an image is, for people; empty for any other JSON (bills, attestations)."""
+    if isinstance(value, list):
+        return "manifest.json" if any(isinstance(v, dict) and "Layers" in v for v in value) else ""
+    if not isinstance(value, dict):
+        return ""
+    kinds = (("manifests", "index"), ("layers", "manifest"), ("rootfs", "image config"), ("config", "image config"))
+    return next((what for key, what in kinds if key in value), "")
 
 
 def _with_own(options: ScanOptions) -> ScanOptions:
@@ -127,18 +143,17 @@ def _with_own(options: ScanOptions) -> ScanOptions:
     return replace(options, own=own)
 
 
-def _settings(document: bytes, where: str, what: str, options: ScanOptions) -> Iterator[Finding]:
+def _settings(document: Any, place: str, what: str, options: ScanOptions) -> Iterator[Finding]:
     """Variables, labels, annotations, commands and history that are credentials by name or form, whatever their shape.
 
     Text in files is not judged so: documentation is full of passwords of nobody. Settings are few, and all are meant.
     """
-    for text in _strings(load_json(document, f"{where}: {what}")):
+    for text in _strings(document):
         secret = text.encode()
         shown = redact(text, [os.fsdecode(value) for value in options.own])
         if (shown == text and not _assigns(text)) or options.lets(what.encode(), secret):
             continue
         name = text.partition("=")[0] if text.partition("=")[0].isidentifier() else "a setting"
-        place = f"{where}: {what}"
         yield Finding(
             "policy.secret", "error", place, "", f"sha256 {hashlib.sha256(secret).hexdigest()}",
             f"{name} looks like a credential in {place}", PolicyError.exit_status,
@@ -165,19 +180,36 @@ def _assigns(text: str) -> bool:
     return bool(equals) and name.isidentifier() and names_secret(name) and len(value) >= _SHORTEST_NAMED
 
 
+def scan_file(
+    path: bytes, size: int, chunks: Iterable[bytes | memoryview], where: str = "", options: ScanOptions | None = None
+) -> list[Finding]:
+    """Findings of one file: ``policy.weights`` and ``policy.secret``; reads all of ``chunks``.
+
+    Args:
+        path: its path in the image.
+        size: bytes.
+        chunks: its content.
+        where: archive and layer, for people.
+        options: limits and what is let through.
+    """
+    sweep = Sweep(options or ScanOptions())
+    sweep.file((where, path), size, chunks)
+    sweep.finish(where)
+    return sweep.found.findings
+
+
 def scan_files(files: Iterable[Path], options: ScanOptions) -> Scan:
-    """Scan small files, such as records, by the same rules.
+    """Scan small files, such as records, by the same rules; their names too.
 
     Raises:
         TransportError: ``io.*``.
     """
-    found, options = Scan(), _with_own(options)
+    sweep = Sweep(_with_own(options))
     for path in files:
         data = read_file(path, 64 * DEFAULT_LIMITS.document)
-        found.files += 1
-        found.size += len(data)
-        found.findings += scan_file(path.name.encode(), len(data), [data], "", options)
-    return found
+        sweep.entry(TarEntry(os.fsencode(path.name), Kind.FILE, len(data)), lambda data=data: [data], "")  # type: ignore[misc]
+    sweep.finish()
+    return sweep.found
 
 
 def read_allowed(path: Path | None) -> ScanOptions:

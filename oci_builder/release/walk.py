@@ -12,9 +12,11 @@ import stat
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from oci_builder.judge.path import layout_members, open_member
 from oci_builder.model.digest import Digest
 from oci_builder.model.errors import FormatError, IntegrityError, SpecError, disk_error, show
 from oci_builder.model.events import Emit, Event, silent
@@ -65,14 +67,13 @@ def walk(subject: Path, visit: Visit, how: Walk) -> WantedImage | None:
     """
     try:
         if subject.is_dir():
-            layout = (subject / "oci-layout").is_file() and (subject / "index.json").is_file()
-            if layout:
+            if is_image(subject, how):
                 return _image(subject, visit, how)
             _folder(subject, visit, how)
             return None
         if not subject.is_file():
             raise SpecError("spec.path", f"{show(str(subject))} is neither an archive nor a folder", where=str(subject))
-        if _is_image(subject, how):
+        if is_image(subject, how):
             return _image(subject, visit, how)
         _tar(subject, visit, how)
         return None
@@ -80,18 +81,33 @@ def walk(subject: Path, visit: Visit, how: Walk) -> WantedImage | None:
         raise disk_error(error, f"reading {subject.name}") from None
 
 
-def _is_image(subject: Path, how: Walk) -> bool:
+def is_image(subject: Path, how: Walk) -> bool:
+    """Whether a folder is a layout, or a tar (compressed or not) begins with a member of an image archive.
+
+    Raises:
+        FormatError, PolicyError: it is no tar.
+        OSError: from the disk.
+    """
+    if not subject.is_file():
+        return (subject / "oci-layout").is_file() and (subject / "index.json").is_file()
     with open(subject, "rb", buffering=0) as file:
         reader = _reader(FileRange(file.fileno(), 0, os.fstat(file.fileno()).st_size), subject.name, how)
         first = next((entry.name for entry in reader if entry.name), b"")
     return _MEMBER.match(first) is not None
 
 
-def _reader(source: FileRange, where: str, how: Walk) -> TarReader:
+def _reader(source: FileRange, where: str, how: Walk, task: str = "") -> TarReader:
     # One stream may hold a whole image: its bound is the image's, not one layer's.
     limits = replace(how.limits, layer_size=how.limits.image_size, entry_size=how.limits.image_size)
-    chunks = decode_chunks(source.chunks(), sniff(source.pread(8, 0)), Options(limits, where, how.threads))
+    read = _telling(source.chunks(), how.emit, task) if task else source.chunks()
+    chunks = decode_chunks(read, sniff(source.pread(8, 0)), Options(limits, where, how.threads))
     return TarReader(chunks, limits=limits, where=where)
+
+
+def _telling(chunks: Iterable[bytes], emit: Emit, task: str) -> Iterator[bytes]:
+    for chunk in chunks:
+        emit(Event("advance", task, len(chunk)))
+        yield chunk
 
 
 def _tar(subject: Path, visit: Visit, how: Walk) -> None:
@@ -100,6 +116,35 @@ def _tar(subject: Path, visit: Visit, how: Walk) -> None:
         reader = _reader(source, subject.name, how)
         for entry in reader:
             visit(entry, reader.data, subject.name)
+
+
+def members(subject: Path, how: Walk) -> Iterator[tuple[TarEntry, Iterable[bytes | memoryview]]]:
+    """Every member of an image archive or layout with its content, in the order of its bytes; whatever the image is.
+
+    Raises:
+        FormatError, PolicyError: of the archive around the members. OSError: from the disk.
+    """
+    task = f"read {subject.name}"
+    how.emit(Event("start", task, total=subject.stat().st_size if subject.is_file() else 0))
+    yield from _layout_files(subject, how) if subject.is_dir() else _tar_members(subject, how, task)
+    how.emit(Event("done", task))
+
+
+def _layout_files(subject: Path, how: Walk) -> Iterator[tuple[TarEntry, Iterable[bytes | memoryview]]]:
+    for name in layout_members(subject, how.limits)[0]:
+        fd = open_member(subject / name, name)
+        try:
+            size = os.fstat(fd).st_size
+            yield TarEntry(os.fsencode(name), Kind.FILE, size), FileRange(fd, 0, size).chunks()
+        finally:
+            os.close(fd)
+
+
+def _tar_members(subject: Path, how: Walk, task: str) -> Iterator[tuple[TarEntry, Iterable[bytes | memoryview]]]:
+    with open(subject, "rb", buffering=0) as file:
+        reader = _reader(FileRange(file.fileno(), 0, os.fstat(file.fileno()).st_size), subject.name, how, task)
+        for entry in reader:
+            yield entry, reader.data()
 
 
 def _folder(subject: Path, visit: Visit, how: Walk) -> None:
@@ -172,11 +217,11 @@ def _layer(
             "media.mismatch", f"{where}: declared as {layer.compression}, the bytes are {compression}", where=where,
             expected=layer.compression, actual=compression,
         )  # fmt: skip
-    blob: Iterable[bytes | memoryview] = _chain(head, stream)
+    blob: Iterable[bytes | memoryview] = chain([head], stream)
     if layer.digest is not None and layer.size is not None:
         blob = VerifiedReader(blob, layer.digest, layer.size, where)
     hashed = hashlib.sha256()
-    plain = _hashing(decode_chunks(iter(blob), compression, Options(how.limits, where, how.threads)), hashed)
+    plain = hashing(decode_chunks(iter(blob), compression, Options(how.limits, where, how.threads)), hashed)
     if known:
         for _ in plain:
             pass
@@ -195,15 +240,11 @@ def _layer(
     how.seen.add(layer.diff_id)
 
 
-def _chain(head: bytes | memoryview, rest: Iterator[bytes | memoryview]) -> Iterator[bytes | memoryview]:
-    yield head
-    yield from rest
-
-
-def _hashing(chunks: Iterable[bytes | memoryview], into: Any) -> Iterator[bytes | memoryview]:
+def hashing(chunks: Iterable[bytes | memoryview], into: Any) -> Iterator[bytes | memoryview]:
+    """The chunks as they are; ``into`` (of ``hashlib``) takes each."""
     for chunk in chunks:
         into.update(chunk)
         yield chunk
 
 
-__all__ = ["Data", "Visit", "Walk", "walk"]
+__all__ = ["Data", "Visit", "Walk", "hashing", "is_image", "members", "walk"]

@@ -13,9 +13,10 @@ import pytest
 
 from oci_builder.model.errors import IntegrityError, OciBuilderError, PolicyError, SpecError
 from oci_builder.model.redact import redact
-from oci_builder.release.scan import Scan, read_allowed, scan_archives, scan_files
+from oci_builder.release.scan import read_allowed, scan_archives, scan_files
 from oci_builder.release.secrets import ScanOptions
 from oci_builder.release.signing import new_key, save_key
+from oci_builder.release.sweep import Scan
 from oci_builder.release.walk import Walk
 from tests.lab.archives import Lab, entry, tar, write, write_layout
 

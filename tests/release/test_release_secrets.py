@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oci_builder.model.redact import redact, redact_url, redact_value, secret_values
-from oci_builder.release.secrets import ScanOptions, scan_file
+from oci_builder.release.scan import scan_file
+from oci_builder.release.secrets import ScanOptions
 from oci_builder.release.signing import new_key, save_key
 
 RANDOM = random.Random(7)
@@ -100,10 +101,10 @@ def test_documentation_about_tokens_is_no_secret(text: str) -> None:
     assert kinds(text.encode()) == []
 
 
-def test_in_binary_data_only_private_keys_are_looked_for() -> None:
-    noise = bytes(8192)
-    assert kinds(noise + TOKENS["GitHub token"].encode()) == []
-    assert kinds(noise + TOKENS["private key"].encode()) == ["private key"]
+@pytest.mark.parametrize("kind", TOKENS)
+def test_binary_data_is_searched_as_text_is(kind: str) -> None:
+    noise = RANDOM.randbytes(9000)
+    assert kinds(noise + b"\0" + TOKENS[kind].encode() + b"\0" + noise) == [kind]
 
 
 def test_a_real_key_of_ours_is_found(tmp_path: object) -> None:

@@ -14,8 +14,8 @@ import pytest
 from oci_builder.model.errors import FormatError
 from oci_builder.model.redact import redact, secret_values
 from oci_builder.model.report import Report
-from oci_builder.release.scan import scan_archives
-from oci_builder.release.secrets import ScanOptions, scan_file
+from oci_builder.release.scan import scan_archives, scan_file
+from oci_builder.release.secrets import ScanOptions
 from oci_builder.release.walk import Walk
 from tests.lab.archives import Lab, entry, tar, write
 

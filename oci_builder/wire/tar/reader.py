@@ -55,6 +55,9 @@ class TarReader:
         strict: hold the tar to our own writer's rules.
         warn: called for what is legal and merely unusual.
 
+    Attributes:
+        extended: the bodies of the extended headers before the current entry, those included that change nothing.
+
     Raises:
         FormatError: ``tar.checksum``, ``tar.truncated``, ``tar.trailing``, ``tar.size``, ``tar.pax``, ``tar.global``,
             ``tar.longname``, ``tar.ambiguous``, ``tar.link_data``, ``entry.sparse``, ``entry.mtime``, ``entry.name``,
@@ -81,6 +84,7 @@ class TarReader:
         self._stored = 0  # of those, content
         self._sparse: SparseMap | None = None
         self._extended = 0  # bytes of extended headers
+        self.extended = b""
         self._holes = 0  # bytes that sparse files have on top of what is stored
         self.entries = 0
 
@@ -97,7 +101,7 @@ class TarReader:
             block = self._in.read_exact(BLOCK)
             entry = plain_entry(block, start, self._limits) if len(block) == BLOCK else None
             if entry is not None:
-                self._sparse = None
+                self._sparse, self.extended = None, b""
                 self._stored = entry.size
                 self._left = entry.size + -entry.size % BLOCK
             else:
@@ -134,6 +138,7 @@ class TarReader:
         """From ``block`` on, the next real header and its extended headers; ``None`` at the end marker."""
         records: pax.Records | None = None
         names: dict[bytes, bytes] = {}
+        self.extended = b""
         where = Place(self._where, self._in.offset - len(block))
         for count in range(self._limits.pax_headers + 1):
             if count:
@@ -191,6 +196,7 @@ class TarReader:
         pad = -raw.size % BLOCK
         if len(body) < raw.size or self._in.skip(pad) < pad:
             raise self._truncated(where, "within an extended header")
+        self.extended += body
         return body
 
     def _end(self, records: pax.Records | None, names: dict[bytes, bytes]) -> None:
