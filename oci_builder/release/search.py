@@ -23,7 +23,9 @@ _CONTEXT = 600
 _CLASS = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_+/-"
 _TABLE = bytes(97 if byte in _CLASS else 0 if byte == 0 else 120 for byte in range(256))
 _NEEDLE = b"a" * 20
-_RUN = re.compile(rb"[A-Za-z0-9_+/-]{20,}")
+_RUN = re.compile(rb"[A-Za-z0-9_]*([+/-])?[A-Za-z0-9_+/-]*")
+# Where a run is one long word, its credential can only be all of it: a mark, behind a byte of length in bytecode.
+_FIRST = 24
 # UTF-16, of either byte order: a NUL with every character.
 _WIDE_NEEDLE = b"a\0" * 20
 _WIDE = re.compile(rb"(?:[\t\n\r -~]\0){20,}[\t\n\r -~]?")
@@ -131,11 +133,11 @@ def _runs(window: bytes, classes: bytes) -> bytes:
     find, match, out, at = classes.find, _RUN.match, [], 0
     while (start := find(_NEEDLE, at)) >= 0:
         found = match(window, start)
-        at = found.end() if found else start + 1
+        at = found.end()  # type: ignore[union-attr]  # whatever the bytes are, it matches: the needle did
         if at - start in _LENGTHS or window[start - 1] == _EQUALS:
             out.append(window[max(0, start - _BEFORE) : at])
         elif not (run := window[start:at]).islower():
-            out.append(run)
+            out.append(run if found.lastindex else run[:_FIRST])  # type: ignore[union-attr]
     return b"\n".join(out)
 
 
