@@ -56,14 +56,20 @@ def scan_archives(archives: Sequence[Path], options: ScanOptions, how: Walk | No
             if not archive.is_dir() and not archive.is_file():
                 shown = show(str(archive))
                 raise SpecError("spec.path", f"{shown} is neither an archive nor a folder", where=str(archive))
-            if is_image(archive, how):
-                for entry, chunks in members(archive, how):
+            image = is_image(archive, how)
+            if archive.is_dir() and not image:
+                walk(archive, lambda entry, data, where: sweep.entry(entry, data(), where), how)
+                continue
+            for entry, chunks, extended in members(archive, how):
+                if image:
+                    sweep.text((archive.name, b""), b"\n".join((entry.name, entry.link, extended)))
                     _member(sweep, archive.name, entry, chunks, how)
-            else:
-                walk(archive, sweep.entry, how)
+                else:
+                    sweep.entry(entry, chunks, archive.name, extended)
         except OSError as error:
             raise disk_error(error, f"reading {archive.name}") from None
-        sweep.finish(archive.name)
+        finally:
+            sweep.finish(archive.name)
     return sweep.found
 
 
@@ -71,7 +77,6 @@ def _member(
     sweep: Sweep, archive: str, entry: TarEntry, chunks: Iterable[bytes | memoryview], how: Walk
 ) -> None:  # fmt: skip
     """A document, a layer, or something else: told by its bytes."""
-    sweep.text((archive, b""), b"\n".join((entry.name, entry.link)))
     if entry.kind is not Kind.FILE:
         return
     head, stream = peeked(chunks)
@@ -207,7 +212,7 @@ def scan_files(files: Iterable[Path], options: ScanOptions) -> Scan:
     sweep = Sweep(_with_own(options))
     for path in files:
         data = read_file(path, 64 * DEFAULT_LIMITS.document)
-        sweep.entry(TarEntry(os.fsencode(path.name), Kind.FILE, len(data)), lambda data=data: [data], "")  # type: ignore[misc]
+        sweep.entry(TarEntry(os.fsencode(path.name), Kind.FILE, len(data)), [data], "")
     sweep.finish()
     return sweep.found
 

@@ -12,13 +12,14 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from oci_builder.release.shapes import LONGEST, RULES, URL, WORD, Rule
+from oci_builder.release.shapes import LONGEST, RULES, URL, Rule
 
 WINDOW = 4 << 20
 # A match that begins here, before the end of a window, is left to the next one: it may go on.
 _OVERLAP = 2 * LONGEST
 _BEFORE = 80
 _CONTEXT = 600
+_NEARBY = 300
 
 _CLASS = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_+/-"
 _TABLE = bytes(97 if byte in _CLASS else 0 if byte == 0 else 120 for byte in range(256))
@@ -162,18 +163,26 @@ def _apply(rule: Rule, window: bytes) -> Iterator[tuple[str, int, bytes]]:
 
 
 def _bounded(rule: Rule, window: bytes, start: int, end: int) -> bool:
-    """Whether a match stands by itself: between other characters, or as (the end of) a string whose length is given."""
-    free = start == 0 or window[start - 1] not in rule.before
-    if free and (end == len(window) or window[end] not in rule.after):
-        return True
+    """Whether a match stands by itself: between other characters, or at the ends of a string whose length is given."""
     size = end - start
-    if start and (window[start - 1] == size or window[max(0, start - 4) : start] == size.to_bytes(4, "little")):
+    free = start == 0 or window[start - 1] not in rule.before
+    done = end == len(window) or window[end] not in rule.after
+    if (free and done) or window.find(0, max(0, start - _NEARBY), end + _NEARBY) < 0:
+        return free and done  # text has no lengths
+    if window[start - 1] == size:
         return True
-    return free and _ends_string(window, start, end)
+    return (free or _begins_string(window, start, size)) and (done or _ends_string(window, start, end))
+
+
+def _begins_string(window: bytes, start: int, size: int) -> bool:
+    """Whether a string of bytecode or a pickle, of at least this size, begins at ``start``."""
+    if start >= 2 and window[start - 1] > size and window[start - 2] in _SHORT:
+        return True
+    return start >= 5 and window[start - 5] in _LONG and int.from_bytes(window[start - 4 : start], "little") >= size
 
 
 def _ends_string(window: bytes, start: int, end: int) -> bool:
-    """Whether some string of bytecode or a pickle that began before ``start`` ends at ``end``."""
+    """Whether some string of bytecode or a pickle that began at ``start`` or before ends at ``end``."""
     for at in range(start, max(2, start - 255), -1):
         if window[at - 1] == end - at and window[at - 2] in _SHORT:
             return True
@@ -183,4 +192,4 @@ def _ends_string(window: bytes, start: int, end: int) -> bool:
     return False
 
 
-__all__ = ["WINDOW", "WORD", "Hit", "Search", "find"]
+__all__ = ["WINDOW", "Hit", "Search", "find"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from oci_builder.model.errors import OciBuilderError, PolicyError
@@ -103,13 +103,13 @@ class Sweep:
         self._search.begin(place)
         self._search.feed(data)
 
-    def entry(self, entry: TarEntry, content: Callable[[], Iterable[Chunk]], where: str, extended: bytes = b"") -> None:
+    def entry(self, entry: TarEntry, content: Iterable[Chunk], where: str, extended: bytes = b"") -> None:
         """Take an entry of a layer or tree: its metadata, and its content when it is a file."""
         self._links.note(entry, where)
         self._entry(self._search, entry, content, (where, entry.name), extended, 0)
 
     def _entry(
-        self, search: Search, entry: TarEntry, content: Callable[[], Iterable[Chunk]], place: Place, extended: bytes,
+        self, search: Search, entry: TarEntry, content: Iterable[Chunk], place: Place, extended: bytes,
         depth: int,
     ) -> None:  # fmt: skip
         search.begin(place)
@@ -118,7 +118,7 @@ class Sweep:
             if not depth:
                 self.found.files += 1
                 self.found.size += entry.size
-            self.file(place, entry.size, content(), search, depth)
+            self.file(place, entry.size, content, search, depth)
 
     def file(
         self, place: Place, size: int, chunks: Iterable[Chunk], search: Search | None = None, depth: int = 0
@@ -153,7 +153,7 @@ class Sweep:
         """
         reader = TarReader(chunks, limits=limits, where=where)
         for entry in reader:
-            self.entry(entry, reader.data, where, reader.extended)
+            self.entry(entry, reader.data(), where, reader.extended)
         self.text((where, b""), reader.extended)
 
     # -- files within files ----------------------------------------------------------------------------------------
@@ -192,9 +192,11 @@ class Sweep:
         if kind == "tar":
             reader = TarReader(self._counted(stream), limits=limits, where=prefix.decode("utf-8", "replace"))
             for entry in reader:
-                self._entry(inner, entry, reader.data, (where, prefix + entry.name), reader.extended, depth)
+                self._entry(inner, entry, reader.data(), (where, prefix + entry.name), reader.extended, depth)
             return
         for name, content in OPENERS[kind](stream, limits, "it"):
+            inner.begin((where, prefix + name))
+            inner.feed(name)
             self.file((where, prefix + name), 0, self._counted(content), inner, depth)
 
     def _counted(self, chunks: Iterable[Chunk]) -> Iterator[Chunk]:

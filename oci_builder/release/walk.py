@@ -29,6 +29,8 @@ from oci_builder.wire.tar import Kind, TarEntry, TarReader
 from oci_builder.wire.verified import VerifiedReader
 
 Data = Callable[[], Iterable[bytes | memoryview]]
+# A member, its content, and its extended headers as they stand there.
+Listed = tuple[TarEntry, Iterable[bytes | memoryview], bytes]
 # Called with an entry, its content (read at once or never), and the layer it stands in.
 Visit = Callable[[TarEntry, Data, str], None]
 
@@ -118,8 +120,8 @@ def _tar(subject: Path, visit: Visit, how: Walk) -> None:
             visit(entry, reader.data, subject.name)
 
 
-def members(subject: Path, how: Walk) -> Iterator[tuple[TarEntry, Iterable[bytes | memoryview]]]:
-    """Every member of an image archive or layout with its content, in the order of its bytes; whatever the image is.
+def members(subject: Path, how: Walk) -> Iterator[Listed]:
+    """Every member of a tar (compressed or not) or layout with its content, in the order of its bytes.
 
     Raises:
         FormatError, PolicyError: of the archive around the members. OSError: from the disk.
@@ -130,21 +132,21 @@ def members(subject: Path, how: Walk) -> Iterator[tuple[TarEntry, Iterable[bytes
     how.emit(Event("done", task))
 
 
-def _layout_files(subject: Path, how: Walk) -> Iterator[tuple[TarEntry, Iterable[bytes | memoryview]]]:
+def _layout_files(subject: Path, how: Walk) -> Iterator[Listed]:
     for name in layout_members(subject, how.limits)[0]:
         fd = open_member(subject / name, name)
         try:
             size = os.fstat(fd).st_size
-            yield TarEntry(os.fsencode(name), Kind.FILE, size), FileRange(fd, 0, size).chunks()
+            yield TarEntry(os.fsencode(name), Kind.FILE, size), FileRange(fd, 0, size).chunks(), b""
         finally:
             os.close(fd)
 
 
-def _tar_members(subject: Path, how: Walk, task: str) -> Iterator[tuple[TarEntry, Iterable[bytes | memoryview]]]:
+def _tar_members(subject: Path, how: Walk, task: str) -> Iterator[Listed]:
     with open(subject, "rb", buffering=0) as file:
         reader = _reader(FileRange(file.fileno(), 0, os.fstat(file.fileno()).st_size), subject.name, how, task)
         for entry in reader:
-            yield entry, reader.data()
+            yield entry, reader.data(), reader.extended
 
 
 def _folder(subject: Path, visit: Visit, how: Walk) -> None:
