@@ -93,6 +93,7 @@ def record(request: RecordRequest, emit: Emit = silent) -> Recorded:
     how = Walk(spec.platform, spec.effective_limits, request.threads, emit)
     scan = _scan(request, subjects, how)
     scan.require()
+    scan.warn(emit, "record")
     emit(Event("note", "record", message=f"{scan.files} files scanned, nothing found"))
     files |= _spec_file(request.spec, emit)
     files |= _described(spec, read_packages(request.dist / OCI, replace(how, seen=set())))
@@ -183,8 +184,7 @@ def _receipt(
 ) -> Receipt:
     checks = (
         Check(name="archives", outcome="pass", details=dict(subjects)),
-        Check(name="secrets", outcome="pass", details={"files": scan.files, "bytes": scan.size,
-                                                       "allowed": dict(request.allow.allow_paths)}),
+        Check(name="secrets", outcome="pass", details={**scan.looked_at(), "allowed": dict(request.allow.allow_paths)}),
     )  # fmt: skip
     return Receipt.model_validate(
         {

@@ -53,6 +53,7 @@ class RepackRequest:
         marker: path of the marker file in the portable archive.
         packaging: paths in the archive that come from ``layers/files``.
         layers: names of the layers that hold them.
+        needed: paths that the new build must have, for it to be tried: said before it is built.
         key: signs the repack receipt.
     """
 
@@ -66,6 +67,7 @@ class RepackRequest:
     key: SigningKey
     limits: Limits = DEFAULT_LIMITS
     threads: int = 1
+    needed: frozenset[bytes] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +98,7 @@ def repack(
     Raises:
         IntegrityError: ``blob.digest``, ``repack.marker``: the original is not what its records say.
         ConflictError: ``release.qualified``, ``release.superseded``; ``repack.busy``: another run is at work.
-        PolicyError: ``repack.scope``; SpecError: ``repack.nothing``, ``repack.records``.
+        PolicyError: ``repack.scope``; SpecError: ``repack.nothing``, ``repack.records``, ``repack.checks``.
         CheckFailed: ``repack.preflight``; the new build is kept beside, for diagnosis.
         TransportError: ``io.*``; whatever ``rebuild`` raises. The original stays as it is after any of these.
     """
@@ -107,6 +109,7 @@ def repack(
     started = stamp()
     _require_candidate(request, now)
     original = _read(request, request.dist, request.folder.subjects()[PORTABLE], emit)
+    _require_needed(request, original[1])
     with _staging(request.dist) as staging:
         try:
             rebuild(staging)
@@ -125,6 +128,19 @@ def repack(
         replacing = Replacing(request.dist, request.folder, journal)
         replacing.begin()
         return _finish(request, replacing, after, now, changed)
+
+
+def _require_needed(request: RepackRequest, original: Listing) -> None:
+    """What the checks want is in the packaging files, or comes from what stays as it is."""
+    kept = original.items.keys() - request.packaging
+    missing = sorted(request.needed - request.packaging - kept)
+    if missing:
+        raise SpecError(
+            "repack.checks",
+            f"neither the packaging files nor the rest of the archive have {show(missing[0])}, and the new build would"
+            " not be tried without; ship it, or name a file with --checks",
+            where=show(missing[0]),
+        )  # fmt: skip
 
 
 def _compared(request: RepackRequest, original: tuple[str, Listing], staging: Path, emit: Emit) -> Changes:

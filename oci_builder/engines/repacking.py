@@ -33,7 +33,7 @@ def run_repack(request: Request, emit: Emit) -> Repacked:
             ``jobs`` and ``allow`` may be.
 
     Raises:
-        SpecError: ``spec.files``: the spec ships no packaging files; ``stage.option``.
+        SpecError: ``spec.files``: the spec ships no packaging files; ``repack.checks``; ``stage.option``.
         PolicyError: ``key.trust``: nobody would believe what the key signs. What ``repack`` and ``record`` raise.
     """
     path = Path(request.spec)
@@ -50,6 +50,7 @@ def run_repack(request: Request, emit: Emit) -> Repacked:
         dist=Path(request.out), folder=ReleaseFolder(Path(request.release)), gates=rules.gates, policy=rules.policy,
         marker=marker, layers=frozenset(definitions), key=signer,
         packaging=frozenset(prefix + b"/" + name for files in definitions.values() for name in files) - {marker},
+        needed=frozenset() if request.options.get("checks") else frozenset({prefix + b"/checks.json"}),
     )  # fmt: skip
     again = RecordRequest(
         wanted.dist, wanted.folder, path, signer, allowed(request), jobs(request), policy=rules.policy

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from oci_builder.model.errors import OciBuilderError, PolicyError
+from oci_builder.model.events import Emit, Event
 from oci_builder.model.limits import DEFAULT_LIMITS, Limits
 from oci_builder.model.report import Finding
 from oci_builder.release.inside import OPENERS, TOO_MUCH, NotOpened, kind_of, peeked
@@ -46,10 +47,16 @@ class Scan:
         """What must not leave."""
         return [f for f in self.findings if f.severity == "error"]
 
-    @property
-    def unsearched(self) -> list[str]:
-        """What could not be looked into, in words."""
-        return [f.message for f in self.findings if f.severity != "error"]
+    def warn(self, emit: Emit, task: str) -> None:
+        """Say what could not be looked into."""
+        for finding in self.findings:
+            if finding.severity != "error":
+                emit(Event("warning", task, message=finding.message))
+
+    def looked_at(self) -> dict[str, object]:
+        """For a receipt's check that passed: how much, and how many compressed files stayed closed."""
+        closed = sum(int(f.actual) for f in self.findings if f.severity != "error")
+        return {"files": self.files, "bytes": self.size, "unsearched": closed}
 
     def to_json(self) -> dict[str, object]:
         """For a receipt's check."""

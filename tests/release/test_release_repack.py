@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from oci_builder.model.errors import CheckFailed, ConflictError, OciBuilderError, TransportError
+from oci_builder.model.errors import CheckFailed, ConflictError, OciBuilderError, SpecError, TransportError
 from oci_builder.model.gates import parse_gates
 from oci_builder.release.files import create_exclusively
 from oci_builder.release.folder import ReleaseFolder
@@ -145,6 +145,17 @@ def test_what_is_refused_changes_nothing(
     left = [n for n in os.listdir(tmp_path) if "repack" in n]
     assert bool(left) is (code == "repack.preflight")
     assert isinstance(caught.value, CheckFailed) is (code == "repack.preflight")
+
+
+def test_checks_that_the_new_build_would_lack_are_missed_before_it_is_built(request_: RepackRequest) -> None:
+    """A rebuild takes minutes; what it will be tried with is known before."""
+    lacking = replace(request_, needed=frozenset({b"opt/rt/checks.json"}))
+    built: list[Path] = []
+    with pytest.raises(SpecError) as caught:
+        repack(lacking, built.append, lambda _: (), utc_now())
+    assert (caught.value.code, built) == ("repack.checks", [])
+    shipped = replace(lacking, packaging=lacking.packaging | {b"opt/rt/checks.json"})
+    assert run(shipped, {"opt/rt/checks.json": b"[]"}).changes.added == (b"opt/rt/checks.json",)
 
 
 def test_a_deferred_check_does_not_stop_it(request_: RepackRequest) -> None:

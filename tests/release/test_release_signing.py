@@ -352,3 +352,20 @@ def test_a_key_without_its_public_half_is_not_left_behind(tmp_path: Path, monkey
     assert list(tmp_path.iterdir()) == []
     monkeypatch.undo()
     save_key(new_key(), tmp_path / "k")
+
+
+@pytest.mark.skipif(not shutil.which("openssl"), reason="needs openssl")
+@pytest.mark.parametrize("change", ["none", "payload", "key"])
+def test_openssl_agrees_by_the_lines_of_the_docs(tmp_path: Path, change: str) -> None:
+    """Whoever does not have this program can check a signature all the same."""
+    page = (Path(__file__).parents[2] / "docs/evidence.md").read_text()
+    lines = page.split("<!-- openssl -->\n```sh\n")[1].split("```")[0]
+    key = new_key()
+    save_key(key if change != "key" else new_key(), tmp_path / "key")
+    envelope = json.loads(signed(key, receipt()))
+    if change == "payload":
+        envelope["payload"] = base64.b64encode(base64.b64decode(envelope["payload"]).replace(b"container", b"contained")).decode()
+    (tmp_path / "receipt.json").write_text(json.dumps(envelope))
+    done = subprocess.run(["sh", "-euc", lines], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode == 0) is (change == "none"), done.stderr
+    assert ("Signature Verified Successfully" in done.stdout) is (change == "none")
