@@ -31,7 +31,7 @@ class Limits:
     pax_bytes: int = _limit(128 * MIB, "extended headers of one layer together: 512 bytes for each of 250,000 entries")
     name: int = _limit(4096, "bytes of an entry name or link target: PATH_MAX")
     component: int = _limit(255, "bytes of one path component: NAME_MAX")
-    depth: int = _limit(128, "directories in one path; the deepest real tree seen (node_modules) has about 40")
+    depth: int = _limit(128, "parts of one path or link; the deepest real tree seen (node_modules) has about 40")
     entries: int = _limit(2_000_000, "entries in one layer; the biggest real layer seen has 190,000")
     archive_entries: int = _limit(4_000_000, "entries of all layers of an archive: verify keeps up to 27 bytes of each")
     folders: int = _limit(500_000, "folders that the layers of an image list or lead through: one name makes up to 127")

@@ -259,6 +259,8 @@ class RootTree:
         if folder is None:
             return
         if name == OPAQUE:
+            if self._layer.is_clean(folder.inode):
+                return
             fd = os.open(b".", _LIST, dir_fd=folder.fd)
             try:
                 for child in os.listdir(fd):
@@ -301,11 +303,12 @@ class _Layer(Spare):
         # Of all layers so far: what nobody could judge who has no disk for it is refused here too.
         self.trees: list[LayerTree] = []
         self._made, self.late, self.left_out = KeySet(), list[HardLink](), set[bytes]()
+        self._clean = KeySet()
 
     def clear(self) -> None:
         """A new layer begins."""
         # Hashes of (inode of the folder, name).
-        self._made = KeySet()
+        self._made, self._clean = KeySet(), KeySet()
         before = self.trees[-1].log.folders.count if self.trees else 0
         self.trees.append(LayerTree.within(self._limits, before, keep=False))
         self.late, self.left_out = [], set()
@@ -321,6 +324,10 @@ class _Layer(Spare):
     @staticmethod
     def _key(folder: int, name: bytes) -> int:
         return hash((folder, name)) & _BITS or 1
+
+    def is_clean(self, folder: int) -> bool:
+        """Whether nothing of a lower layer is below it; nothing ever comes to be. Names without end may hide one."""
+        return not self._clean.add(folder)
 
     def stays(self, folder: int) -> None:
         """A folder of a lower layer is hidden, but this layer has put something into it."""

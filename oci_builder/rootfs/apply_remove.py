@@ -18,6 +18,10 @@ class Spare:
         """Whether ``name`` in the folder with this inode number stays."""
         return False
 
+    def is_clean(self, _folder: int) -> bool:
+        """Whether all that may be removed below the folder with this inode number is; from now on it is."""
+        return False
+
     def stays(self, _folder: int) -> None:
         """Told the inode number of a folder that stays only because of something below it."""
 
@@ -60,6 +64,8 @@ def _remove(folder: int, above: os.stat_result, name: bytes, spare: Spare) -> bo
 
 
 def _remove_children(folder: int, name: bytes, status: os.stat_result, spare: Spare) -> bool:
+    if spare.is_clean(status.st_ino):
+        return False
     fd = _open(folder, name)
     try:
         gone = [_remove(fd, status, os.fsencode(child), spare) for child in os.listdir(fd)]

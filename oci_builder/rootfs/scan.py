@@ -18,7 +18,7 @@ from oci_builder.model.errors import OciBuilderError, PolicyError, SpecError, Tr
 from oci_builder.model.events import Emit, Event, silent
 from oci_builder.model.limits import DEFAULT_LIMITS, Limits
 from oci_builder.model.report import Finding
-from oci_builder.wire.tar import Kind, kept_xattr
+from oci_builder.wire.tar import Kind, kept_xattr, leads_deep
 
 _KINDS = {
     stat.S_IFREG: Kind.FILE,
@@ -243,7 +243,10 @@ class _Scan:
                 self._refuse("limit.entry", entry.path, f"{entry.size} bytes, the limit is {self.limits.entry_size}")
         elif entry.kind is Kind.FIFO:
             self._refuse("entry.special", entry.path, f"a fifo cannot be shipped; {self.policy.remove}")
-        elif entry.kind is not Kind.SYMLINK:
+        elif entry.kind is Kind.SYMLINK:
+            if leads_deep(entry.link, self.limits):
+                self._refuse("limit.depth", entry.path, f"a link to more than {self.limits.depth} components")
+        else:
             if not (self.policy.nodes and entry.kind is Kind.CHAR and self._standard_node(entry.path)):
                 self._refuse("entry.device", entry.path, f"a device node cannot be shipped; {self.policy.remove}")
             self._notice("scan.node", entry.path)

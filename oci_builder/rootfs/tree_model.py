@@ -12,9 +12,11 @@ from collections.abc import Iterable
 from oci_builder.model.errors import PolicyError, show
 from oci_builder.model.limits import DEFAULT_LIMITS, Limits
 from oci_builder.rootfs.apply_common import HardLink, if_there, link_late, require_few
-from oci_builder.rootfs.tree_nodes import Folder, Link, Node, Walk, above_and_name, made_by
+from oci_builder.rootfs.tree_nodes import Folder, Leaf, Link, Node, Walk, above_and_name, made_by
 from oci_builder.rootfs.whiteout import OPAQUE, hidden_by
 from oci_builder.wire.tar import Kind, TarEntry
+
+_FOUND_AT_MOST = 1024
 
 
 class TreeModel:
@@ -31,6 +33,8 @@ class TreeModel:
         self._limits = limits
         self._layer = 0
         self._late: list[HardLink] = []
+        # Where paths lead, for as long as nothing goes that they may lead through.
+        self._found: dict[bytes, Folder] = {}
 
     def apply(self, entries: Iterable[TarEntry]) -> None:
         """Apply one layer."""
@@ -51,24 +55,36 @@ class TreeModel:
             if not self._link(link):
                 self._late.append(link)
                 require_few(len(self._late), self._limits)
-        elif entry.kind is Kind.SYMLINK:
-            self._place(entry, Link(self._layer, entry.link))
         else:
-            self._place(entry, self._layer)
+            self._place(entry, self._node(entry))
+
+    def _node(self, entry: TarEntry) -> Leaf:
+        """What the tree keeps of an entry that is no folder."""
+        return Link(self._layer, entry.link) if entry.kind is Kind.SYMLINK else self._layer
 
     def _walk(self, path: bytes, *, create: bool) -> Folder:
-        return Walk(self.root, self._limits, self._layer if create else None).to(path)
+        folder = self._found.get(path)
+        if folder is None:
+            folder = Walk(self.root, self._limits, self._layer if create else None).to(path)
+            if len(self._found) >= _FOUND_AT_MOST:
+                self._found.clear()
+            self._found[path] = folder
+        return folder
+
+    def _drop(self, folder: Folder, name: bytes) -> None:
+        if not isinstance(folder.children.pop(name), int):
+            self._found.clear()
 
     def _existing(self, path: bytes) -> Folder | None:
         return if_there(lambda: self._walk(path, create=False))
 
-    def _place(self, entry: TarEntry | HardLink, node: int | Link) -> None:
+    def _place(self, entry: TarEntry | HardLink, node: Leaf) -> None:
         above, name = above_and_name(entry.name)
         folder = self._walk(above, create=True)
         there = folder.children.get(name)
         if there is not None:
             self._require_lower(there, entry)
-            del folder.children[name]
+            self._drop(folder, name)
             # What made way may have been a link on the path itself.
             folder = self._walk(above, create=True)
         folder.children[name] = node
@@ -84,7 +100,7 @@ class TreeModel:
             return
         if there is not None:
             self._require_lower(there, entry)
-            del parent.children[name]
+            self._drop(parent, name)
         self._walk(entry.name, create=True)
 
     # -- hard links ------------------------------------------------------------------------------------------------
@@ -113,7 +129,7 @@ class TreeModel:
             raise self._refuse("entry.link_target", entry, f"a hard link that replaces {show(entry.link)}")
         return True
 
-    def _again(self, node: int | Link) -> int | Link:
+    def _again(self, node: Leaf) -> Leaf:
         """Another name of the same file."""
         return Link(self._layer, node.target) if isinstance(node, Link) else self._layer
 
@@ -126,9 +142,13 @@ class TreeModel:
 
     def _hide(self, above: bytes, name: bytes) -> None:
         folder = self._existing(above)
-        if folder is not None:
-            for child in list(folder.children) if name == OPAQUE else [name]:
-                self._remove(folder, child)
+        # What is hidden once is hidden for the layer: a folder may have as many names as there are links.
+        if folder is None or folder.clean == self._layer:
+            return
+        if name == OPAQUE:
+            folder.clean = self._layer
+        for child in list(folder.children) if name == OPAQUE else [name]:
+            self._remove(folder, child)
 
     def _remove(self, folder: Folder, name: bytes) -> None:
         """Remove what lower layers have; what this layer has stays, and the folders above it."""
@@ -139,10 +159,13 @@ class TreeModel:
             if node is None:
                 continue
             if isinstance(node, Folder) and node.children and not visited:
+                if node.clean == self._layer:
+                    continue
+                node.clean = self._layer
                 stack.append((parent, child, True))
                 stack += [(node, inner, False) for inner in node.children]
             elif made_by(node) != self._layer and not (isinstance(node, Folder) and node.children):
-                del parent.children[child]
+                self._drop(parent, child)
 
     def _require_lower(self, node: Node, entry: TarEntry | HardLink) -> None:
         if made_by(node) == self._layer:

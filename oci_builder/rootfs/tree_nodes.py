@@ -20,17 +20,27 @@ class Link:
 
 
 class Folder:
-    """A folder that ``layer`` made or named last, and what is in it."""
+    """A folder that ``layer`` made or named last, and what is in it; ``clean``: the layer that has nothing below it."""
 
-    __slots__ = ("children", "layer")
+    __slots__ = ("children", "clean", "layer")
 
     def __init__(self, layer: int) -> None:
-        self.layer = layer
+        self.layer = self.clean = layer
         self.children: dict[bytes, Node] = {}
 
 
+class File:
+    """Something else that ``layer`` made, for a tree that tells more of it than that."""
+
+    __slots__ = ("layer",)
+
+    def __init__(self, layer: int) -> None:
+        self.layer = layer
+
+
 # What is neither a folder nor a link is the number of the layer that made it: there may be millions of them.
-Node = int | Link | Folder
+Leaf = int | File | Link
+Node = Leaf | Folder
 
 
 def made_by(node: Node) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from oci_builder.model import media
 from oci_builder.model.events import Emit, Event, silent
 from oci_builder.model.jsontext import load_json
 from oci_builder.model.limits import DEFAULT_LIMITS, Limits
+from oci_builder.rootfs.tree_model import TreeModel
+from oci_builder.rootfs.tree_nodes import File, Folder, Leaf, Link
 from oci_builder.wire.tar import Kind, TarEntry, TarReader
 
 _TIER = re.compile(rb"(?:.*/)?envs/([^/]+)(?:/|\Z)")
@@ -57,6 +60,7 @@ class ImageContents:
     about: dict[str, Any]
     settings: dict[str, Any]
     layers: list[LayerContents] = field(default_factory=list)
+    limits: Limits = DEFAULT_LIMITS
 
     def tier_of(self, path: bytes) -> str:
         """The tier whose environment a path is in, or ``""``."""
@@ -65,26 +69,70 @@ class ImageContents:
 
     def tree(self) -> dict[bytes, Item]:
         """The final tree: upper layers win, whiteouts hide what is below (image-spec layer.md)."""
-        tree: dict[bytes, Item] = {}
+        model = _ItemTree("image", self.limits)
         for layer in self.layers:
-            _apply(tree, layer.entries)
-        return tree
+            model.apply_items(layer.entries.values())
+        return model.items()
 
 
-def _apply(tree: dict[bytes, Item], entries: dict[bytes, Item]) -> None:
-    for path in entries:
-        folder, _, name = path.rpartition(b"/")
-        if name.startswith(b".wh."):
-            opaque = name == b".wh..wh..opq"
-            hidden = folder if opaque else (folder + b"/" + name[4:] if folder else name[4:])
-            inside = hidden + b"/" if hidden else b""
-            for gone in [p for p in tree if p.startswith(inside) or (p == hidden and not opaque)]:
-                del tree[gone]
-    for path, item in entries.items():
-        if path.rpartition(b"/")[2].startswith(b".wh."):
-            continue
-        target = entries.get(item.link, tree.get(item.link)) if item.kind == "hardlink" else None
-        tree[path] = target or item
+class _ItemTree(TreeModel):
+    """The tree as ``unpack`` makes it, with what stands at each path."""
+
+    def __init__(self, where: str, limits: Limits) -> None:
+        super().__init__(where, limits)
+        self._folders: dict[Folder, Item] = {}
+        self._item = Item(b"", "", 0, b"", b"")
+
+    def apply_items(self, items: Iterable[Item]) -> None:
+        """Apply a layer that the judge let pass."""
+        self.apply(self._entries(items))
+
+    def items(self) -> dict[bytes, Item]:
+        """By path, links on the way to it resolved; folders that no layer lists are left out."""
+        out, waiting = {}, [(b"", self.root)]
+        if self.root in self._folders:
+            out[b""] = self._folders[self.root]
+        while waiting:
+            above, folder = waiting.pop()
+            for name, node in folder.children.items():
+                path = above + name
+                if isinstance(node, Folder):
+                    waiting.append((path + b"/", node))
+                item = self._folders.get(node) if isinstance(node, Folder) else getattr(node, "item", None)
+                if item is not None:
+                    out[path] = item
+        return out
+
+    def _entries(self, items: Iterable[Item]) -> Iterator[TarEntry]:
+        for self._item in items:
+            item = self._item
+            yield TarEntry(item.path, Kind(item.kind), size=item.size, link=item.link)
+
+    def _node(self, entry: TarEntry) -> Leaf:
+        return _ItemLink(self._layer, self._item) if entry.kind is Kind.SYMLINK else _ItemFile(self._layer, self._item)
+
+    def _again(self, node: Leaf) -> Leaf:
+        return type(node)(self._layer, node.item) if isinstance(node, _ItemFile | _ItemLink) else node
+
+    def _folder(self, entry: TarEntry) -> None:
+        super()._folder(entry)
+        self._folders[self._walk(entry.name, create=True)] = self._item
+
+
+class _ItemFile(File):
+    __slots__ = ("item",)
+
+    def __init__(self, layer: int, item: Item) -> None:
+        super().__init__(layer)
+        self.item = item
+
+
+class _ItemLink(Link):
+    __slots__ = ("item",)
+
+    def __init__(self, layer: int, item: Item) -> None:
+        super().__init__(layer, item.link)
+        self.item = item
 
 
 def read_contents(
@@ -133,7 +181,7 @@ def _contents(path: Path, image: ImageView, items: _Items, limits: Limits) -> Im
         if member is not None
     ]
     settings = load_json(image.config_member.data or b"", "config", limits)
-    return ImageContents(about, settings, layers)
+    return ImageContents(about, settings, layers, limits)
 
 
 def _layer(member: Member, step: str, items: _Items) -> LayerContents:

@@ -135,7 +135,7 @@ def test_the_idle_time_binds(tmp_path: Path) -> None:
         spec = spec_of(tmp_path, base, {"blob_idle_seconds": 1})
         start = time.monotonic()
         build(spec, tmp_path / "out", BuildOptions(tmp_path / "cache", 1))
-        assert time.monotonic() - start < 20
+        assert time.monotonic() - start < 30
         assert len(registry.calls("GET", "blobs")) == 3
 
 

@@ -73,7 +73,7 @@ def check_link(target: bytes, limits: Limits, where: Where) -> bytes:
     """A symlink's target, verbatim.
 
     Raises:
-        PolicyError: ``path.nul``, ``limit.name``.
+        PolicyError: ``path.nul``, ``limit.name``, ``limit.depth``.
         FormatError: ``path.empty``.
     """
     if not target:
@@ -82,7 +82,16 @@ def check_link(target: bytes, limits: Limits, where: Where) -> bytes:
         raise _refuse("path.nul", "a NUL byte in a link target", target, where)
     if len(target) > min(limits.name, _LINK_MAX):
         raise _refuse("limit.name", f"a link target of {len(target)} bytes, the limit is {limits.name}", target, where)
+    if leads_deep(target, limits):
+        raise _refuse("limit.depth", f"a link target of more than {limits.depth} components", target, where)
     return target
+
+
+def leads_deep(target: bytes, limits: Limits) -> bool:
+    """Whether a link's target has more parts than a path may: whatever passes through the link walks them all."""
+    if target.count(b"/") < limits.depth:
+        return False
+    return sum(part not in (b"", b".") for part in target.split(b"/")) > limits.depth
 
 
 def _refuse(code: str, what: str, raw: bytes, where: Where) -> OciBuilderError:

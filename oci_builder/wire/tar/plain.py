@@ -54,7 +54,7 @@ def plain_entry(block: bytes, start: int, limits: Limits) -> TarEntry | None:
         if link == clean or not _is_clean(link, limits):
             return None
     elif kind is Kind.SYMLINK:
-        if not link:
+        if not link or link.count(b"/") >= limits.depth:
             return None
     elif link:
         link = b""
