@@ -113,6 +113,9 @@ def staged_nvcc(settings: Path, real: str) -> Path:
     if not place.is_dir():
         fresh = Path(tempfile.mkdtemp(dir=settings.parent))
         shutil.copy(home / "nvcc", fresh / "nvcc")
+        # It looks for what a link needs (crt/link.stub) beside itself.
+        for name in set(os.listdir(home)) - {"nvcc", "nvcc.profile", *_STAGES}:
+            (fresh / name).symlink_to(home / name)
         profile = (home / "nvcc.profile").read_text().replace("$(_HERE_)", str(home))
         (fresh / "nvcc.profile").write_text(f"{profile}\nCICC_PATH = {place}\nPATH += {place}:\n")
         for name in _STAGES:

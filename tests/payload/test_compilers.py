@@ -196,24 +196,34 @@ void run(float *x) { add<float><<<1, 32>>>(x); printf("%s\n", __FILE__); }
 """
 
 
-def compiled(place: Path, *flags: str) -> bytes:
-    """An object made by nvcc through our folder, from a source in uv's cache and a header in the environment."""
+def nvcc(place: Path, *calls: tuple[str, ...]) -> Path:
+    """Run nvcc through our folder, in uv's cache with ``a.cu``, a header of the environment to be found; that folder."""
     source, env = place / "uv/git-v0/checkouts/ab/cd", place / "work/.x.partial-7/base"
     source.mkdir(parents=True)
     env.mkdir(parents=True)
     (source / "a.cu").write_text(CUDA)
     (env / "twice.h").write_text("template <class T> __device__ T twice(T x) { return x + x; }\n")
     variables = with_compilers(place / "compilers", place / "uv", env, {})
-    subprocess.run(
-        [variables["PYTORCH_NVCC"], "-arch=sm_90", f"-I{env}", *flags, "-c", source / "a.cu", "-o", source / "a.o"],
-        env={**os.environ, **variables, "TMPDIR": str(place)}, cwd=source, check=True, capture_output=True,
-    )  # fmt: skip
-    return (source / "a.o").read_bytes()
+    for words in calls:
+        subprocess.run(
+            [variables["PYTORCH_NVCC"], "-arch=sm_90", f"-I{env}", *words],
+            env={**os.environ, **variables, "TMPDIR": str(place)}, cwd=source, check=True, capture_output=True,
+        )  # fmt: skip
+    return source
 
 
 @pytest.mark.skipif(NVCC is None, reason="needs nvcc")
 def test_nvccs_objects_are_the_same_bytes_in_another_folder(tmp_path: Path) -> None:
     """With line tables, which hold the source's name; twice in one folder differs without the temporary names."""
-    one, two = compiled(tmp_path / "one", "-lineinfo"), compiled(tmp_path / "another", "-lineinfo")
+    call = ("-lineinfo", "-c", "a.cu", "-o", "a.o")
+    one, two = ((nvcc(tmp_path / name, call) / "a.o").read_bytes() for name in ("one", "another"))
     assert one == two
     assert os.fsencode(tmp_path) not in one and re.search(rb"/build/source/a\.cu", one)
+
+
+@pytest.mark.skipif(NVCC is None, reason="needs nvcc")
+def test_nvcc_links_device_code(tmp_path: Path) -> None:
+    """For that it looks beside itself; CMake tries it before anything else."""
+    calls = ("-rdc=true", "-c", "a.cu", "-o", "a.o"), ("-dlink", "a.o", "-o", "b.o")
+    one, two = ((nvcc(tmp_path / name, *calls) / "b.o").read_bytes() for name in ("one", "another"))
+    assert one == two
