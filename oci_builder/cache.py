@@ -11,7 +11,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -172,7 +172,7 @@ class _Removal:
 
     def run(self) -> None:
         """Remove; ``done`` then says what went, what stayed because it came into use, and what could not go."""
-        _sweep(self.cache)
+        self.done.failed += _sweep(self.cache)
         self._built()
         self._ran()
         for tree in staged_trees(self.cache / "staged"):
@@ -195,10 +195,11 @@ class _Removal:
                 if one.kind == "record":
                     _unlink(one.place, *one.beside)
             trees = [one for one in going if one.place.is_relative_to(work)]
-            aside = self._move(work, trees)
-            if aside:
-                forget_uses(work, [one.place.relative_to(work).as_posix() for one in aside])
             self.done.removed += [one for one in going if one not in trees]
+            aside = self._move(work, trees)
+            if trees:
+                with suppress(OSError):  # a full disk: that a build was is of no harm
+                    forget_uses(work, [one.place.relative_to(work).as_posix() for one in trees])
         self._free(aside)
 
     def _ran(self) -> None:
@@ -230,10 +231,16 @@ class _Removal:
         moved = {}
         for number, one in enumerate(going):
             with self._trying(one):
-                aside.mkdir(mode=0o700, exist_ok=True)
                 _unlink(*one.beside)
-                one.place.rename(aside / str(number))
                 moved[one] = aside / str(number)
+                try:
+                    aside.mkdir(mode=0o700, exist_ok=True)
+                    one.place.rename(moved[one])
+                except OSError:
+                    # A disk that is full to the last block, or one that moves no folders (overlayfs): builds wait.
+                    del moved[one]
+                    _remove(one.place)
+                    self.done.removed.append(one)
         return moved
 
     def _free(self, aside: Mapping[Holding, Path]) -> None:
@@ -332,20 +339,25 @@ def _foreign(cache: Path) -> Iterator[Path]:
 
 @contextmanager
 def _one_at_a_time(cache: Path) -> Iterator[None]:
-    if not cache.exists():
-        yield
-        return
-    with alone(cache / ".prune.lock"):
+    with ExitStack() as stack:
+        if cache.exists():
+            with suppress(OSError):  # a full disk takes no new file: who prunes it shall not have to wait for room
+                stack.enter_context(alone(cache / ".prune.lock"))
         yield
 
 
-def _sweep(cache: Path) -> None:
-    """What killed prunes moved aside: nobody else prunes now."""
-    for parent in (cache, cache / "tiers"):
-        for aside in plain(parent):
-            if aside.name.startswith(_ASIDE) and not aside.is_symlink():
-                with suppress(OciBuilderError, OSError):
-                    _remove(aside)
+def _sweep(cache: Path) -> list[tuple[Path, OciBuilderError]]:
+    """Remove what killed prunes moved aside, as nobody else prunes now; what cannot be removed, with the reason."""
+    failed: list[tuple[Path, OciBuilderError]] = []
+    for aside in (place for parent in (cache, cache / "tiers") for place in plain(parent)):
+        if aside.name.startswith(_ASIDE) and not aside.is_symlink():
+            try:
+                _remove(aside)
+            except OSError as error:
+                failed.append((aside, disk_error(error, "removing")))
+            except OciBuilderError as error:
+                failed.append((aside, error))
+    return failed
 
 
 def _remove(place: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -12,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -356,9 +358,9 @@ def test_what_a_build_used_since_the_prune_decided_stays(place: Path, monkeypatc
     age(place / "cache", 40)
     sweep = module._sweep
 
-    def build_meanwhile(cache: Path) -> None:
-        sweep(cache)
+    def build_meanwhile(cache: Path) -> list[Any]:
         built(place, out="meanwhile")
+        return sweep(cache)
 
     monkeypatch.setattr(module, "_sweep", build_meanwhile)
     with BlobsOf(place, "out"):
@@ -382,6 +384,30 @@ def test_what_a_killed_prune_moved_aside_goes_with_the_next(place: Path) -> None
     assert hashes(place / "again") == before
     assert prune_cache(place / "cache", PruneOptions(keep_days=1)).before.foreign == []
     assert not list((place / "cache/tiers").glob(".pruned*"))
+
+
+@pytest.mark.parametrize("refused", ["mkdir", "rename", "open"])
+def test_a_disk_that_takes_nothing_more_can_be_pruned(
+    place: Path, monkeypatch: pytest.MonkeyPatch, refused: str
+) -> None:
+    """Full to the last block, or (rename) an overlay that moves no folders of its lower layers."""
+    built(place)
+    (place / "cache/tiers" / f"base-{'1' * 20}/base").mkdir(parents=True)
+    really = getattr(Path, refused)
+
+    def refuse(path: Path, *words: Any, **more: Any) -> Any:
+        fresh = not path.exists() if refused == "mkdir" else refused == "rename" or path.name in (".prune.lock", ".uses.json.lock")
+        if fresh and "cache" in path.parts and path.name != LOCK:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        return really(path, *words, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, refused, refuse)
+        done = prune_cache(place / "cache", ALL)
+    assert done.failed == [] and {one.kind for one in done.removed} == {"blob", "environment", "record"}
+    assert show_cache(place / "cache").size == 0
+    built(place, out="again")
+    assert hashes(place / "again") == hashes(place / "out")
 
 
 def test_two_prunes_take_turns(place: Path) -> None:
