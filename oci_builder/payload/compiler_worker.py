@@ -35,7 +35,8 @@ def main(settings: str, kind: str, real: str, *said: str) -> NoReturn:
     names = known(json.loads(Path(settings).read_bytes()), (os.getcwd(), *said))
     if kind == "nvcc":
         program = staged_nvcc(Path(settings), find_nvcc(Path(settings).parent, os.environ))
-        run(str(program), said)
+        # Of a source named from where it lies the line tables hold the folder beside the name, and that as it is.
+        run(str(program), [os.path.abspath(word) if is_source(word) else word for word in said])
     if kind == "stage":
         for word in said:
             if word.endswith(".ii") and os.path.isfile(word):
@@ -43,6 +44,11 @@ def main(settings: str, kind: str, real: str, *said: str) -> NoReturn:
         run(real, told(said, names))
     # The last one that fits wins, and the folders inside come last.
     run(real, [*(f"-ffile-prefix-map={folder}={name}" for folder, name in reversed(names)), *said])
+
+
+def is_source(word: str) -> bool:
+    """Is this argument of nvcc a file to compile?"""
+    return word.endswith((".cu", ".cpp", ".cc", ".cxx", ".c")) and word[0] not in "-@" and os.path.isfile(word)
 
 
 def run(program: str, said: Iterable[str]) -> NoReturn:

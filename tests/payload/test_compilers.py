@@ -221,6 +221,13 @@ def test_nvccs_objects_are_the_same_bytes_in_another_folder(tmp_path: Path) -> N
     assert os.fsencode(tmp_path) not in one and re.search(rb"/build/source/a\.cu", one)
 
 
+def test_sources_are_told_from_other_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a.cu", "a.o", "-x.cu"):
+        (tmp_path / name).touch()
+    monkeypatch.chdir(tmp_path)
+    assert [word for word in ("a.cu", "a.o", "-x.cu", "@a.cu", "b.cu", "cu", "") if worker.is_source(word)] == ["a.cu"]
+
+
 @pytest.mark.skipif(NVCC is None, reason="needs nvcc")
 def test_nvcc_links_device_code(tmp_path: Path) -> None:
     """For that it looks beside itself; CMake tries it before anything else."""
