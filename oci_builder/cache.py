@@ -35,6 +35,7 @@ _RUNS = {
     **{name: ("run", re.compile(r"[a-z0-9-]+-[A-Za-z0-9]+")) for name in ("stages", "failed", "answers")},
     "installed": ("installation", re.compile("[0-9a-f]{16}")),
 }  # fmt: skip
+_LOOKS = 5
 _BLOBS = ("blob", "partial download", "quarantine")
 
 
@@ -131,7 +132,11 @@ def show_cache(cache: Path, emit: Emit = silent) -> Contents:
     Raises:
         SpecError: ``spec.path``: it is no cache. TransportError: ``io.*``.
     """
-    return _contents(_folder(cache), emit)
+    folder = _folder(cache)
+    try:
+        return _contents(folder, emit)
+    except OSError as error:
+        raise disk_error(error, "looking at the cache") from None
 
 
 def prune_cache(cache: Path, options: PruneOptions, emit: Emit = silent) -> Pruned:
@@ -279,10 +284,7 @@ def _folder(cache: Path) -> Path:
 
 
 def _contents(cache: Path, emit: Emit) -> Contents:
-    held = [
-        *_marked(_built(cache), cache / "tiers" / LOCK), *_marked(_runs(cache), cache / "locks" / LOCK),
-        *_staged(cache / "staged"),
-    ]  # fmt: skip
+    held = _held(cache)
     emit(Event("start", "measure", total=len(held), unit="items"))
     sizes = Sizes()
     for one in held:
@@ -290,6 +292,20 @@ def _contents(cache: Path, emit: Emit) -> Contents:
         emit(Event("advance", "measure", 1, unit="items"))
     emit(Event("done", "measure", unit="items"))
     return Contents(cache, in_order(held), sizes, list(_foreign(cache)))
+
+
+def _held(cache: Path) -> list[Holding]:
+    for left in reversed(range(_LOOKS)):
+        try:
+            return [
+                *_marked(_built(cache), cache / "tiers" / LOCK), *_marked(_runs(cache), cache / "locks" / LOCK),
+                *_staged(cache / "staged"),
+            ]  # fmt: skip
+        except FileNotFoundError:
+            # A build that is at work removes and renames.
+            if not left:
+                raise
+    raise AssertionError
 
 
 def _built(cache: Path) -> list[Holding]:

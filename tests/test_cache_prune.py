@@ -22,7 +22,7 @@ from oci_builder.build import FILES, BuildOptions, BuildResult, build
 from oci_builder.cache import DAY, PruneOptions, prune_cache, show_cache
 from oci_builder.execution.staging import Staged, Unpacked, stage
 from oci_builder.model.digest import Digest
-from oci_builder.model.errors import SpecError
+from oci_builder.model.errors import SpecError, TransportError
 from oci_builder.payload.tidy import LOCK
 from oci_builder.store.locks import alone, in_use
 from tests.chroot.lab import mount, umount
@@ -427,6 +427,26 @@ def test_a_tree_that_somebody_runs_in_stays_until_it_ends(place: Path) -> None:
         assert [one.kind for one in done.in_use] == ["staged tree"] and (staged.root / "file").exists()
         assert [one.busy for one in show_cache(place / "cache").holdings] == [True]
     assert [one.kind for one in prune_cache(place / "cache", ALL).removed] == ["staged tree"]
+
+
+def test_what_a_build_removes_while_a_cache_is_looked_at_is_looked_for_again(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built(place)
+    looks: list[Path] = []
+
+    def look(work: Path) -> list[Any]:
+        looks.append(work)
+        if len(looks) < 3:
+            raise FileNotFoundError(errno.ENOENT, "gone", str(work))
+        return really(work)
+
+    really = module.payload_held
+    monkeypatch.setattr(module, "payload_held", look)
+    assert show_cache(place / "cache").size > 0 and len(looks) == 3
+    monkeypatch.setattr(module, "payload_held", lambda work: os.stat(work / "absent"))
+    with pytest.raises(TransportError):
+        show_cache(place / "cache")
 
 
 def test_nobodys_lock_is_held_afterwards(place: Path) -> None:

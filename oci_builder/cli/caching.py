@@ -108,7 +108,7 @@ def _tell(done: Pruned) -> None:
         say(f"{count:6} {kind:<20} {verb}")
     say(f"{done.before.cache}: {human(done.before.size - done.size)} {verb}, {human(done.size)} left")
     if done.in_use:
-        complain(f"{len(done.in_use)} are in use and stay, such as {done.in_use[0].place}")
+        complain(f"in use, and left: {len(done.in_use)}, such as {done.in_use[0].place}")
     for place, error in done.failed[:_NAMED]:
         complain(f"{place} stays: {error.message}")
     _tell_foreign(done.before)
