@@ -1,6 +1,6 @@
 """Known shapes of credentials in a stream of many texts: one pass, bounded memory, whatever the bytes are.
 
-Nearly all of a runtime image is machine code and source text, in which forty literals are searched for at 90 MB/s. But
+Nearly all of a runtime image is machine code and source text, in which forty literals are searched for at 90 MB/s a core. But
 what is secret in a credential is random and long: the bytes are translated once into classes, in which a run of twenty
 letters and digits is one literal, found ten times as fast. Only those runs, a tenth of source text and a hundredth of
 machine code, are looked at for the shapes; where one shows, its whole rule is applied to the bytes themselves.
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from oci_builder.release.shapes import LONGEST, RULES, URL, Rule
 
-WINDOW = 4 << 20
+WINDOW = 1 << 20
 # A match that begins here, before the end of a window, is left to the next one: it may go on.
 _OVERLAP = 2 * LONGEST
 _BEFORE = 80

@@ -22,7 +22,7 @@ import pytest
 import zstandard
 
 from oci_builder.release.scan import scan_archives, scan_file, scan_files
-from oci_builder.release.search import find
+from oci_builder.release.search import WINDOW, find
 from oci_builder.release.secrets import ScanOptions
 from oci_builder.release.shapes import RULES, WORD
 from oci_builder.release.signing import new_key, save_key
@@ -91,7 +91,7 @@ def test_machine_code_and_symbols_hold_none() -> None:
     assert kinds(b"\x7fELF" + RANDOM.randbytes(4 << 20) + names + base) == []
 
 
-@pytest.mark.parametrize("at", [(4 << 20) - 900, (4 << 20) - 100, (4 << 20) - 10, (4 << 20) - 33_000])
+@pytest.mark.parametrize("at", [WINDOW - 900, WINDOW - 100, WINDOW - 10, WINDOW - 33_000])
 def test_a_key_that_two_windows_share_is_found_once(at: int, pem: bytes) -> None:
     data = b"\n" * at + pem + b"\n" * 5000
     assert kinds(data, cut=70_001) == ["private key"]
@@ -101,7 +101,7 @@ def test_a_long_key_is_one_whatever_the_cut() -> None:
     body = base64.b64encode(b"\x30\x82\x1f\x00" + RANDOM.randbytes(0x1F00)).decode()
     text = "\n".join(body[i : i + 64] for i in range(0, len(body), 64))
     key = f"-----BEGIN RSA PRIVATE KEY-----\n{text}\n-----END RSA PRIVATE KEY-----\n".encode()
-    assert {tuple(kinds(b"x" * before + key, cut=cut)) for before in (0, (4 << 20) - 5000) for cut in (777, 1 << 22)} == {
+    assert {tuple(kinds(b"x" * before + key, cut=cut)) for before in (0, WINDOW - 5000) for cut in (777, 1 << 22)} == {
         ("private key",)
     }
 
