@@ -89,7 +89,7 @@ def build(
 @GPU
 @click.option("--target", default=None, metavar="sm_NN", help="Judge too whether it runs on this GPU (readiness).")
 @click.option("--receipt", type=ARCHIVE, default=None, help="Write the checks' receipt (unsigned JSON) to FILE.")
-@click.option("--secrets", is_flag=True, help="Search every layer for credentials and model weights too.")
+@click.option("--secrets", is_flag=True, help="Search all that the archives hold for credentials and model weights.")
 @ALLOW
 @cache_option
 @click.option("--json", "json_file", default=None, metavar="FILE", callback=report_place,
@@ -123,7 +123,7 @@ def verify(
         if target is not None and report.ok:
             wanted = ReadinessOptions(target=target, platform=platform, image=image)
             report = with_readiness(report, archives[0], wanted, emit)
-        if secrets and report.ok:
+        if secrets and all(error.code.startswith("platform.") for error in report.errors):
             report = with_secrets(report, archives, allow, Walk(platform, limits, jobs, emit, image=image))
     quiet = json_file == "-"
     if not quiet:

@@ -42,7 +42,9 @@ def spec_of(release: Path, spec_path: Path | None) -> Path:
 
 
 def with_secrets(report: Report, archives: Sequence[Path], allow: Path | None, how: Walk) -> Report:
-    """A good report with what a search for credentials and weights adds, or why there was none.
+    """A report of good bytes with what a search for credentials and weights adds, or why there was none.
+
+    Whichever image is meant makes no difference: all of them are searched.
 
     Raises:
         SpecError: ``spec.allow``.

@@ -1,9 +1,10 @@
 """Known shapes of credentials in a stream of many texts: one pass, bounded memory, whatever the bytes are.
 
-Nearly all of a runtime image is machine code and source text, in which forty literals are searched for at 90 MB/s a core. But
-what is secret in a credential is random and long: the bytes are translated once into classes, in which a run of twenty
-letters and digits is one literal, found ten times as fast. Only those runs, a tenth of source text and a hundredth of
-machine code, are looked at for the shapes; where one shows, its whole rule is applied to the bytes themselves.
+Nearly all of a runtime image is machine code and source text, in which forty literals are looked for at 85 MB/s (one
+core of a loaded machine). But what is secret in a credential is random and long: the bytes are translated into classes,
+in which a run of twenty letters and digits is one literal. Only such runs, 4 % of source text and 0.2 % of machine code,
+are looked at for the shapes; where one shows, its whole rule is applied to the bytes themselves. That way machine code
+goes at 305 MB/s, source text at 165, symbol tables at 80, and 4.1 GB of a real tier at 254, reading included.
 """
 
 from __future__ import annotations

@@ -202,6 +202,18 @@ def test_every_image_of_an_archive_is_searched(tmp_path: Path) -> None:
         assert found(write(tmp_path / other.platform[1], together(one.oci(), other.oci()))) == ["policy.secret"]
 
 
+def test_verify_searches_also_where_no_image_is_meant(tmp_path: Path) -> None:
+    """Which of two is for --image to say; that one of them has a secret is true whichever it is."""
+    from tests.release.test_release_scan import cli
+
+    one, two = Lab([PLAIN], name="lab/one:1"), Lab([tar(entry("etc/app.env", b"T=" + TOKEN))], name="lab/two:1")
+    archive = write(tmp_path / "i", together(one.oci(), two.oci()))
+    cli("verify", archive, "--secrets", "--json", tmp_path / "r.json")
+    codes = {f["code"] for f in json.loads((tmp_path / "r.json").read_text())["findings"]}
+    assert codes >= {"platform.ambiguous", "policy.secret"}
+    assert cli("verify", archive, "--secrets", "--image", "lab/one:1").returncode == 4
+
+
 def test_a_blob_that_nothing_names_is_searched(tmp_path: Path) -> None:
     layer = gzip.compress(tar(entry("etc/app.env", b"T=" + TOKEN)))
     blobs = {**Lab([PLAIN]).oci(), "blobs/sha256/" + hashlib.sha256(layer).hexdigest(): layer}
