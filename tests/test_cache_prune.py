@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from oci_builder.execution.staging import Staged, Unpacked, stage
 from oci_builder.model.digest import Digest
 from oci_builder.model.errors import SpecError, TransportError
 from oci_builder.payload.tidy import LOCK
+from oci_builder.payload.tidy import in_use as in_use_by_a_build
 from oci_builder.store.locks import alone, in_use
 from tests.chroot.lab import mount, umount
 from tests.test_cli import call
@@ -367,6 +369,22 @@ def test_what_a_build_used_since_the_prune_decided_stays(place: Path, monkeypatc
         done = prune_cache(place / "cache", PruneOptions(keep_days=30))
     assert done.before.holdings[0].used < time.time() - 30 * DAY
     assert done.removed == [] and done.failed == []
+
+
+def test_a_build_that_began_since_the_prune_decided_loses_nothing(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built(place)
+    with ExitStack() as running:
+
+        def begin(cache: Path) -> list[Any]:
+            running.enter_context(in_use_by_a_build(cache / "tiers"))
+            return []
+
+        monkeypatch.setattr(module, "_sweep", begin)
+        with BlobsOf(place, "out"):
+            done = prune_cache(place / "cache", ALL)
+        assert done.removed == [] and {one.kind for one in done.in_use} == {"blob", "record"}
 
 
 def test_what_a_killed_prune_moved_aside_goes_with_the_next(place: Path) -> None:
