@@ -16,6 +16,7 @@ from typing import Any
 from oci_builder.engines.needs import GPU_NAMES, Needs
 from oci_builder.engines.stages import STAGES, Stage
 from oci_builder.model.errors import PolicyError, SpecError, show
+from oci_builder.model.specvalues import read_input
 
 _KEEP = 3
 _DISK = 20
@@ -72,9 +73,13 @@ def load_budget(path: Path | None) -> Budget:
     if path is None:
         return Budget()
     try:
-        value = tomllib.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
+        value = tomllib.loads(read_input(path, "budget").decode())
+    except SpecError as error:
+        raise SpecError("budget.file", error.message, where=str(path)) from None
+    except (ValueError, RecursionError) as error:
         raise SpecError("budget.file", f"cannot read the budget {show(str(path))}: {error}", where=str(path)) from None
+    if not isinstance(value.get("currency", ""), str):
+        raise SpecError("budget.field", f"{path}: currency is text, not {show(repr(value['currency'])[:80])}")
     _known(value, ("currency", *_TABLES), str(path))
     tables = {name: _table(value.get(name, {}), f"{path}: {name}") for name in _TABLES}
     rates, limits, minutes = (tables[name] for name in _TABLES)
@@ -87,7 +92,7 @@ def load_budget(path: Path | None) -> Budget:
         for key, item in table.items():
             _number(item, f"{path}: {name}.{key}")
     return Budget(
-        str(value.get("currency", "")), rates.get("cpu"), rates.get("memory"), gpus, limits.get("stage"),
+        value.get("currency", ""), rates.get("cpu"), rates.get("memory"), gpus, limits.get("stage"),
         limits.get("total"), minutes,
     )  # fmt: skip
 

@@ -133,7 +133,7 @@ def _lock(tier: LockTier, folder: Path, where: str, emit: Emit) -> _Recipe:
     try:
         lock = tomllib.loads(text)
         listed, local = from_lock(lock), local_sources(lock)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise SpecError("payload.lock", f"{where}: {project}/uv.lock: {error}", where=where) from None
     omitted = {normalize(package) for package in tier.omit}
     all_there(omitted - set(listed), "lock", where)

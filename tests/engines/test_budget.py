@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -77,7 +78,8 @@ def test_a_limit_without_a_rate_is_refused() -> None:
 @pytest.mark.parametrize(
     ("text", "code"),
     [
-        ("x = ", "budget.file"), ("rate = 1", "budget.field"), ("[rates]\ncpus = 1", "budget.field"),
+        ("x = ", "budget.file"), ("x = " + "[" * 5000, "budget.file"), ("currency = 3", "budget.field"),
+        ("rate = 1", "budget.field"), ("[rates]\ncpus = 1", "budget.field"),
         ("[rates]\ncpu = '1'", "budget.field"), ("[rates]\ncpu = true", "budget.field"),
         ("[rates]\ncpu = -1", "budget.field"), ("[rates]\ncpu = nan", "budget.field"),
         ("[rates]\ncpu = inf", "budget.field"), ("rates = 3", "budget.field"),
@@ -94,4 +96,13 @@ def test_a_wrong_file_is_named(tmp_path: Path, text: str, code: str) -> None:
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(OciBuilderError) as caught:
         load_budget(tmp_path / "none.toml")
+    assert caught.value.code == "budget.file"
+
+
+@pytest.mark.parametrize("place", ["/dev/zero", ".", "pipe"])
+def test_what_is_no_file_is_not_read(tmp_path: Path, place: str) -> None:
+    """A device would be read until memory ends, a pipe waited for."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OciBuilderError) as caught:
+        load_budget(tmp_path / place)
     assert caught.value.code == "budget.file"

@@ -359,6 +359,15 @@ class TestLock:
             realize("base", LockTier(project="project", lock="pinned.lock"), place, place / "work", silent)
         assert caught.value.code == "payload.lock"
 
+    def test_a_lock_nested_deeper_than_python_goes_is_a_wrong_input(self, place: Path, project: Path) -> None:
+        (project / "uv.lock").write_text("x = " + "[" * 5000)
+        subprocess.run(
+            ["git", "-C", project, "-c", "user.name=t", "-c", "user.email=t@t", "commit", "-qam", "y"], check=True
+        )
+        with pytest.raises(SpecError) as caught:
+            realize("base", LockTier(project="project"), place, place / "work", silent)
+        assert caught.value.code == "payload.lock"
+
 
 def test_a_missing_python_is_asked_of_uv_and_the_mirror_is_named(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mirror = place / "mirror"

@@ -109,6 +109,7 @@ def test_a_good_cuda_home_passes(tmp_path: Path) -> None:
         "[",
         "allow=3\n",
         "allow=['x']\n",
+        "allow=" + "[" * 5000,
     ],
 )
 def test_a_rule_file_with_a_mistake_is_refused(text: str) -> None:

@@ -131,7 +131,7 @@ class Rules:
         """Parse one rule file; raises as ``load``."""
         try:
             data = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
+        except (ValueError, RecursionError) as error:  # the second: nested deeper than Python goes
             raise SpecError("spec.allow", f"{where}: {error}", where=where) from None
         kinds = {
             "allow": Allow, "preload": Preload, "driver": Library, "host": Library, "jit": Jit, "tool": Tool,
