@@ -10,6 +10,7 @@ from oci_builder.engines.stages import Request, Stage
 from oci_builder.engines.stages_options import FILES
 from oci_builder.execution.run import load_checks
 from oci_builder.model.errors import PolicyError, SpecError, show
+from oci_builder.model.gates import parse_gates
 from oci_builder.model.spec import load_spec
 from oci_builder.qualification import Rules
 from oci_builder.release.folder import ReleaseFolder
@@ -26,7 +27,7 @@ def before(stage: Stage, request: Request) -> None:
     """
     check_options(stage, request)
     _places(request)
-    load_spec(Path(request.spec))
+    parse_gates(load_spec(Path(request.spec)).gates)
     if stage.name == "nccl8-u24":
         _first_ubuntu(request)
 

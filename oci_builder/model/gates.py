@@ -12,8 +12,9 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field, StrictInt, StrictStr, ValidationError
 
 from oci_builder.model.documents import field_error
-from oci_builder.model.errors import SpecError
+from oci_builder.model.errors import SpecError, show
 from oci_builder.model.receipts import PORTABLE, Closed, Engine, ShortText, Time, Word, parse_closed, parse_time
+from oci_builder.model.specerrors import no_such_key
 
 
 def _pattern(text: str) -> str:
@@ -80,8 +81,12 @@ def _gate(value: Mapping[str, Any], where: str) -> Gate:
     try:
         return Gate.model_validate(dict(value))
     except ValidationError as error:
-        found = field_error(error, where)
-        raise SpecError("spec.gate", found.message, where=where) from None
+        said = field_error(error, where).message
+        places = [p["loc"] for p in error.errors(include_url=False) if p["type"] == "extra_forbidden"]
+        for (key,) in (place for place in places[:1] if len(place) == 1):
+            # A key that is missing may be this one, misspelt.
+            said = f"{where}: {show(str(key))}: {no_such_key(str(key), Gate.model_fields)}"
+        raise SpecError("spec.gate", said, where=where) from None
 
 
 def _problem(gate: Gate, names: list[str]) -> str:

@@ -79,6 +79,18 @@ def test_checks_that_are_none_are_told_before_the_stage(spec: Path, stage: Calla
     refused(stage("container-check", "-o", "checks=checks.json"), 2, "spec.checks")
 
 
+@pytest.mark.parametrize("name", ["build", "container", "container-check"])
+def test_a_gate_with_a_misspelt_key_is_told_before_the_stage(
+    name: str, spec: Path, stage: Callable[..., Ended]
+) -> None:
+    """The build reads no gates; hours later the release would be recorded by them."""
+    value = json.loads(spec.read_text())
+    spec.write_text(json.dumps({**value, "gates": [{"name": "a", "stage": "single", "chekcs": ["x"]}]}))
+    done = stage(name)
+    refused(done, 2, "spec.gate")
+    assert "did you mean 'checks'?" in done.err
+
+
 @pytest.mark.parametrize("kind", ["dangling", "folder"])
 def test_a_budget_that_cannot_be_read_is_not_no_budget(kind: str, spec: Path, stage: Callable[..., Ended]) -> None:
     pytest.importorskip("modal", reason="needs the extra 'modal'")
