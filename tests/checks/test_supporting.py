@@ -41,7 +41,9 @@ def test_there_are_some() -> None:
 def test_a_receipt_verifies_with_its_own_key_and_with_no_other(receipt: Path) -> None:
     envelope, about = read_envelope(receipt), subjects(receipt)
     assert judge(envelope, policy(receipt), now=NOW, subjects=about).answer is Answer.VERIFIED
-    others = [policy(other) for other in RECEIPTS if other != receipt]
+    # One run may sign several receipts.
+    others = [other for other in map(policy, RECEIPTS) if other.keys[0].id != policy(receipt).keys[0].id]
+    assert others
     assert all(judge(envelope, other, now=NOW, subjects=about).answer is not Answer.VERIFIED for other in others)
 
 
