@@ -31,8 +31,8 @@ _FIRST = 24
 # UTF-16, of either byte order: a NUL with every character.
 _WIDE_NEEDLE = b"a\0" * 20
 _WIDE = re.compile(rb"(?:[\t\n\r -~]\0){20,}[\t\n\r -~]?")
-# Some shapes begin before their run. AWS', SendGrid's, Weights & Biases' and Azure's are of these lengths.
-_LENGTHS = frozenset({40, 43, 86})
+# Some shapes begin before their run. AWS', SendGrid's, Weights & Biases', Azure's and PuTTY's are of these lengths.
+_LENGTHS = frozenset({40, 43, 64, 86})
 _EQUALS = 0x3D
 _MARKED = tuple(rule for rule in RULES if rule.mark)
 _OTHERS = tuple(rule for rule in RULES if not rule.mark and rule.literal != b"-----BEGIN PGP")
@@ -160,7 +160,8 @@ def _apply(rule: Rule, window: bytes) -> Iterator[tuple[str, int, bytes]]:
         end = found.end() if found else at + 1
         if found and rule.holds(found.group()) and _bounded(rule, window, at, end):
             yield rule.kind, at, found.group()
-        at = window.find(rule.literal, at + 1)
+        # Behind a match, as one does: marks within marks, each with kilobytes behind it, would take hours.
+        at = window.find(rule.literal, end)
 
 
 def _bounded(rule: Rule, window: bytes, start: int, end: int) -> bool:
@@ -187,9 +188,14 @@ def _ends_string(window: bytes, start: int, end: int) -> bool:
     for at in range(start, max(2, start - 255), -1):
         if window[at - 1] == end - at and window[at - 2] in _SHORT:
             return True
-    for at in range(start, max(5, start - _CONTEXT + 5), -1):
-        if window[at - 5] in _LONG and window[at - 4 : at] == (end - at).to_bytes(4, "little"):
+    first = max(1, start - _CONTEXT)
+    at = window.rfind(b"\0\0", first, start)
+    while at >= 0:  # the upper half of a length
+        begin = at + 2
+        size = int.from_bytes(window[max(0, begin - 4) : begin], "little")
+        if begin >= 5 and size == end - begin and window[begin - 5] in _LONG:
             return True
+        at = window.rfind(b"\0\0", first, at + 1)
     return False
 
 

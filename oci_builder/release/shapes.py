@@ -157,10 +157,8 @@ RULES = (
         "private key", b"-----BEGIN PGP", rb" PRIVATE KEY BLOCK-----(?:(?!-----).){40,12000}-----END", _pgp, mark=b""
     ),
     _rule("private key", b"LS0tLS1CRUdJTi", rb"[A-Za-z0-9+/]{60,16000}", _key_in_base64),
-    _rule(
-        "private key", b"PuTTY-User-Key-File-",
-        rb"[23]: [^\n]{3,60}\n(?:(?!Private-MAC).){20,12000}Private-MAC: [0-9a-f]{40,64}", 0,
-    ),
+    # Of a PuTTY key file: what says that it has a private part, and signs it.
+    _rule("private key", b"Private-MAC: ", rb"[0-9a-f]{40}(?:[0-9a-f]{24})?", 40, WORD),
     _rule("age key", b"AGE-SECRET-KEY-1", rb"[QPZRY9X8GF2TVDW0S3JN54KHCE6MUA7L]{58}", 58, WORD),
     _rule("AWS access key", b"AKIA", rb"[A-Z2-7]{16}", after=WORD),
     _rule("AWS access key", b"ASIA", rb"[A-Z2-7]{16}", 16, WORD),

@@ -14,6 +14,7 @@ import pickle
 import random
 import string
 import tarfile
+import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +25,7 @@ import zstandard
 from oci_builder.release.scan import scan_archives, scan_file, scan_files
 from oci_builder.release.search import WINDOW, find
 from oci_builder.release.secrets import ScanOptions
-from oci_builder.release.shapes import RULES, WORD
+from oci_builder.release.shapes import RULES, WORD, Rule
 from oci_builder.release.signing import new_key, save_key
 from tests.lab.archives import Lab, entry, tar, together, write, write_layout
 
@@ -139,6 +140,26 @@ def test_nothing_that_the_rules_match_is_passed_over() -> None:
         # Within a word, where a length byte happens to fit, is no place to look for one.
         every = {hit for hit in every if hit[1] == 0 or window[hit[1] - 1] not in WORD}
         assert every <= set(find(window)) and all(hit[2] == window[hit[1] :][: len(hit[2])] for hit in find(window))
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.literal.decode("ascii"))
+def test_marks_without_end_take_no_time(rule: Rule) -> None:
+    """What an attacker writes: a mark over and over, with much or little behind it, or near misses of it."""
+    from tests.release.test_release_secrets import TOKENS as FIRST
+    from tests.release.test_release_shapes import TOKENS as FURTHER
+
+    tokens = [t.encode() for t in (*FIRST.values(), *FURTHER.values()) if rule.literal in t.encode()]
+    for piece in (rule.literal, rule.literal + b"-----\nA1b2" * 4, rule.literal + b"2: a\n", *(b"x" + t + b"x\0" for t in tokens)):
+        data = piece * (300_000 // len(piece))
+        began = time.process_time()
+        assert len(kinds(data)) < 10_001
+        assert time.process_time() - began < 4, piece[:60]
+
+
+def test_a_putty_key_is_one() -> None:
+    mac = letters(64, "0123456789abcdef")
+    key = f"PuTTY-User-Key-File-3: ssh-ed25519\nEncryption: none\nPrivate-Lines: 1\n{letters(44)}\nPrivate-MAC: {mac}\n"
+    assert kinds(key.encode()) == ["private key"]
 
 
 # -- places in an archive --------------------------------------------------------------------------------------------
