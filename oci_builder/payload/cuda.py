@@ -19,6 +19,7 @@ from oci_builder.model.limits import DEFAULT_LIMITS, Limits
 from oci_builder.model.spec import Spec
 from oci_builder.model.speccuda import Cuda
 from oci_builder.payload.base_files import extract_files
+from oci_builder.payload.partial import making, put
 from oci_builder.payload.python import settle_copy
 from oci_builder.rootfs.layers_assemble import follow
 from oci_builder.rootfs.layers_base import BaseStore, read_base
@@ -64,21 +65,13 @@ def stage_cuda(
     if place.is_dir():
         return place
     toolkit = _Toolkit(spec.cuda, base)
-    staging = work / f".{place.name}.partial-{os.getpid()}"
-    shutil.rmtree(staging, ignore_errors=True)
     try:
-        staging.mkdir(parents=True)
-        written = extract_files(layers, store, toolkit.chooses, staging, limits=limits, threads=threads, emit=emit)
-        root = toolkit.settle(staging, written, emit)
-        try:
-            root.rename(place)
-        except OSError:
-            if not place.is_dir():
-                raise
+        with making(place) as staging:
+            staging.mkdir(parents=True)
+            written = extract_files(layers, store, toolkit.chooses, staging, limits=limits, threads=threads, emit=emit)
+            put(toolkit.settle(staging, written, emit), place)
     except OSError as error:
         raise disk_error(error, "taking CUDA from the base") from None
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
     return place
 
 

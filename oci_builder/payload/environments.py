@@ -27,6 +27,7 @@ from oci_builder.payload import compilers
 from oci_builder.payload.checkout import check_commit, clone, file_at, top_of, untracked
 from oci_builder.payload.inventory import from_lock, from_requirements, inventory, local_sources, normalize
 from oci_builder.payload.lists import all_there, check_list, keep_packages
+from oci_builder.payload.partial import making, put
 from oci_builder.payload.uv import UV_VERSION, Interpreter, Programs, Uv, probe_links
 from oci_builder.payload.uv_cache import drop_other_builds, note_builds, origins
 
@@ -196,10 +197,8 @@ def _variables(said: Mapping[str, str], uv: Uv, target: Path) -> dict[str, str]:
 
 def _make(name: str, tier: _Tier, recipe: _Recipe, python: Interpreter, uv: Uv, place: Path, emit: Emit) -> None:
     emit(Event("start", f"tier {name}", unit="items"))
-    staging = place.with_name(f".{place.name}.partial-{os.getpid()}")
-    shutil.rmtree(staging, ignore_errors=True)
-    staging.mkdir()
-    try:
+    with making(place) as staging:
+        staging.mkdir()
         target = staging / name
         uv.run("venv", "--quiet", "--relocatable", "--no-project", "--prompt", name, "--python", python.path, target)
         variables = _key([compilers.FORMAT, tier.build_env])
@@ -214,14 +213,7 @@ def _make(name: str, tier: _Tier, recipe: _Recipe, python: Interpreter, uv: Uv, 
             # What a compiled package can do hangs on it: the architectures that its kernels are for.
             found["build_env"] = dict(sorted(tier.build_env.items()))
         (staging / INVENTORY).write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
-        try:
-            staging.rename(place)
-        except OSError:
-            # Another process was faster: what it made from the same inputs is the same.
-            if not (place / INVENTORY).is_file():
-                raise
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
+        put(staging, place, INVENTORY)
     emit(Event("done", f"tier {name}", unit="items"))
 
 

@@ -7,15 +7,12 @@ commit's id covers every byte: git checks each object against its name when it a
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import posixpath
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -25,6 +22,8 @@ from oci_builder.model.events import Emit, Event
 from oci_builder.model.redact import redact
 from oci_builder.model.spec import GitTier, LockTier, Spec
 from oci_builder.payload.checkout import FOREIGN, SETTINGS_WORDS, borrow, check_commit, git, submodules
+from oci_builder.payload.partial import making
+from oci_builder.store.locks import alone
 
 FOLDER = "sources"
 ATTEMPTS, PAUSE_SECONDS = 3, 2.0
@@ -95,7 +94,7 @@ def fetch_project(url: str, commit: str, work: Path, where: str, emit: Emit) -> 
     place = sources / f"{_name(url)}-{commit[:12]}-{_short(url + ' ' + commit)}"
     try:
         sources.mkdir(parents=True, exist_ok=True)
-        with _alone(sources / f".{place.name}.lock"):
+        with alone(sources / f".{place.name}.lock"):
             if not _stands(place, commit, where):
                 emit(Event("start", f"source {where}", unit="items"))
                 _make(place, _Remote(url, urlsplit(url).scheme), commit, where, emit)
@@ -117,13 +116,9 @@ def _stands(place: Path, commit: str, where: str) -> bool:
 
 
 def _make(place: Path, remote: _Remote, commit: str, where: str, emit: Emit) -> None:
-    staging = place.with_name(f".{place.name}.partial-{os.getpid()}")
-    shutil.rmtree(staging, ignore_errors=True)
-    try:
+    with making(place) as staging:
         _check_out(place.parent, remote, commit, staging, where, emit, _DEEPEST)
         staging.rename(place)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
 
 
 def _check_out(
@@ -147,7 +142,7 @@ def _repository(sources: Path, remote: _Remote, commit: str, where: str, emit: E
     """The bare repository of a URL, with the commit and everything in it, each object checked against its name."""
     url = remote.url
     bare = sources / f"{_name(url)}-{_short(url)}.git"
-    with _alone(sources / f".{bare.name}.lock"):
+    with alone(sources / f".{bare.name}.lock"):
         if not _is_whole(bare, commit):
             _begin(bare, commit, where)
             emit(Event("note", f"source {where}", message=f"fetching {url} at {commit}"))
@@ -281,10 +276,3 @@ def _name(url: str) -> str:
 
 def _short(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-@contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

@@ -18,6 +18,7 @@ from typing import Any
 from oci_builder.model.errors import SpecError, disk_error, show
 from oci_builder.model.events import Emit, Event
 from oci_builder.model.jsontext import dump_json
+from oci_builder.payload.partial import beside, making, put
 from oci_builder.payload.uv import Interpreter
 
 _FORMAT = 4
@@ -58,19 +59,16 @@ def stage_python(interpreter: Interpreter, work: Path, emit: Emit) -> Path:
     from oci_builder.payload.python_libraries import carry_libraries  # brings elftools, of no use when nothing is made
 
     about = describe(interpreter.path)
-    staging = work / f".python-{identity}.partial-{os.getpid()}"
-    shutil.rmtree(staging, ignore_errors=True)
     emit(Event("start", "python", unit="items"))
     try:
-        _copy_all(interpreter.path, about, staging)
-        _bring_in(staging, interpreter.path, Path(about["prefix"]))
-        carried = carry_libraries(staging, emit, Path(about["prefix"]))
-        settle_copy(staging)
-        place = _settle_place(record, staging, {str(path): _content(path) for path in carried.values()})
+        with making(work / f"python-{identity}") as staging:
+            _copy_all(interpreter.path, about, staging)
+            _bring_in(staging, interpreter.path, Path(about["prefix"]))
+            carried = carry_libraries(staging, emit, Path(about["prefix"]))
+            settle_copy(staging)
+            place = _settle_place(record, staging, {str(path): _content(path) for path in carried.values()})
     except OSError as error:
         raise disk_error(error, f"copying {interpreter.path}") from None
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
     emit(Event("done", "python", unit="items"))
     return place
 
@@ -89,12 +87,8 @@ def _standing(record: Path) -> Path | None:
 def _settle_place(record: Path, staging: Path, libraries: Mapping[str, str]) -> Path:
     """Give a finished copy the name that its libraries make, and note it."""
     place = record.with_name(f"{record.stem}-{_digest(dict(libraries))}")
-    try:
-        staging.rename(place)
-    except OSError:
-        if not place.is_dir():
-            raise
-    fresh = record.with_name(f".{record.name}.partial-{os.getpid()}")
+    put(staging, place)
+    fresh = beside(record)
     fresh.write_bytes(dump_json({"name": place.name, "libraries": dict(libraries)}))
     fresh.replace(record)
     return place

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,6 +23,7 @@ from oci_builder.payload.bytecode import WORKER, compile_tree
 from oci_builder.payload.cuda import cuda_texts
 from oci_builder.payload.licences import collect_licences, python_texts
 from oci_builder.payload.overlay import export_source, fix_packages, overlay_identity, resolve_commit
+from oci_builder.payload.partial import making, put
 from oci_builder.payload.python import original_names, stage_python
 from oci_builder.payload.relocate import apply_relocation, plan_relocation, prefixes_of
 from oci_builder.payload.relocate_audit import AuditOptions, audit
@@ -180,10 +180,8 @@ def _key(spec: Spec, inputs: _Inputs) -> str:
 
 
 def _make(spec: Spec, inputs: _Inputs, work: Path, place: Path, jobs: int, emit: Emit) -> None:
-    root = work / f".{place.name}.partial-{os.getpid()}"
-    shutil.rmtree(root, ignore_errors=True)
-    root.mkdir()
-    try:
+    with making(place) as root:
+        root.mkdir()
         for name, env in inputs.tiers.items():
             link_tree(env, root / "envs" / name)
         python = inputs.python.path
@@ -200,13 +198,7 @@ def _make(spec: Spec, inputs: _Inputs, work: Path, place: Path, jobs: int, emit:
         compile_tree(root, python, work / f"bytecode-{build}", jobs)
         _plain_folders(root)
         (root / _RECORD).write_bytes(dump_json({"format": _FORMAT, "prefix": spec.prefix, "fixes": fixes}))
-        try:
-            root.rename(place)
-        except OSError:
-            if not (place / _RECORD).is_file():
-                raise
-    finally:
-        shutil.rmtree(root, ignore_errors=True)
+        put(root, place, _RECORD)
 
 
 def _fix(inputs: _Inputs, root: Path, emit: Emit) -> dict[str, list[dict[str, Any]]]:

@@ -13,12 +13,14 @@ import re
 import shutil
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from oci_builder.model.events import Emit, Event
 from oci_builder.model.jsontext import dump_json
+from oci_builder.payload.partial import PARTIAL, beside
+from oci_builder.store.locks import alone
 
 KEPT_BUILDS = 2
 # Of what no record names (made before there were records, or by a build that failed).
@@ -28,7 +30,6 @@ _RECENT_SECONDS = 3600.0
 LOCK = ".in-use.lock"
 _USES = "uses.json"
 _MADE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*-[0-9a-f]{20}")
-_PARTIAL = re.compile(r"\..*\.partial-(\d+)")
 
 
 @contextmanager
@@ -54,7 +55,7 @@ def note_use(work: Path, who: str, used: Iterable[str]) -> None:
     Raises:
         OSError: the disk.
     """
-    with _alone(work / f".{_USES}.lock"):
+    with _turn(work):
         uses = _uses(work)
         now = sorted(set(used))
         earlier = [names for names in uses.get(who, []) if names != now]
@@ -82,7 +83,7 @@ def forget_uses(work: Path, gone: Iterable[str]) -> None:
         OSError: the disk.
     """
     lost = set(gone)
-    with _alone(work / f".{_USES}.lock"):
+    with _turn(work):
         stay = {who: [[n for n in names if n not in lost] for names in builds] for who, builds in _uses(work).items()}
         fresh = {who: kept for who, builds in stay.items() if (kept := [names for names in builds if names])}
         _write(work, fresh, _known(work) - lost, {who: at for who, at in _when(work).items() if who in fresh})
@@ -107,7 +108,7 @@ def _tidy(work: Path, emit: Emit) -> None:
             return
         old = list(_old(work))
         for place in old:
-            aside = place.with_name(f".{place.name}.partial-{os.getpid()}")  # gone at once, whatever happens
+            aside = beside(place)  # gone at once, whatever happens
             place.rename(aside)
             shutil.rmtree(aside)
         _sweep(work)
@@ -127,6 +128,12 @@ def size_of(folder: Path) -> int:
     return sum(seen.values())
 
 
+def _turn(work: Path) -> AbstractContextManager[None]:
+    """To read and write the record of uses."""
+    work.mkdir(parents=True, exist_ok=True)
+    return alone(work / f".{_USES}.lock")
+
+
 def _old(work: Path) -> Iterator[Path]:
     wanted, known = _names(_uses(work)), _known(work)
     for place in sorted(p for p in [*work.iterdir(), *work.glob("sources/*")] if p.is_dir() and not p.is_symlink()):
@@ -144,13 +151,13 @@ def _is_checkout(place: Path) -> bool:
 def _sweep(work: Path) -> None:
     """What killed builds left: nobody else is at work here, on this host."""
     for place in [*work.iterdir(), *work.glob("sources/.*")]:
-        match = _PARTIAL.fullmatch(place.name)
+        match = PARTIAL.fullmatch(place.name)
         if match and match[1] != str(os.getpid()) and not Path("/proc", match[1]).exists():
             shutil.rmtree(place) if place.is_dir() and not place.is_symlink() else place.unlink(missing_ok=True)
 
 
 def _write(work: Path, uses: dict[str, list[list[str]]], known: set[str], when: dict[str, float]) -> None:
-    place = work / f".{_USES}.partial-{os.getpid()}"
+    place = beside(work / _USES)
     place.write_bytes(dump_json({"uses": uses, "known": sorted(known), "when": {w: int(t) for w, t in when.items()}}))
     place.replace(work / _USES)
 
@@ -183,11 +190,3 @@ def _when(work: Path) -> dict[str, float]:
 
 def _names(uses: dict[str, list[list[str]]]) -> set[str]:
     return {name for builds in uses.values() for names in builds for name in names}
-
-
-@contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

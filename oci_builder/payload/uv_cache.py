@@ -17,6 +17,7 @@ from pathlib import Path
 
 from oci_builder.model.jsontext import dump_json
 from oci_builder.payload.inventory import normalize
+from oci_builder.payload.partial import beside
 
 _SHA256 = re.compile(rb"Sha256\xd9@([0-9a-f]{64})")
 # In MessagePack a string of 32 to 255 bytes has its length before it, a byte that may look like a letter.
@@ -137,7 +138,7 @@ def note_builds(cache: Path, packages: Iterable[str], variables: str) -> None:
     """
     marks = {**_marks(cache), **dict.fromkeys(packages, variables)}
     if marks != _marks(cache):
-        fresh = cache / f".{_MARKS}.partial-{os.getpid()}"
+        fresh = beside(cache / _MARKS)
         fresh.write_bytes(dump_json(marks))
         fresh.replace(cache / _MARKS)
 
