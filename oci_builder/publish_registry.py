@@ -62,9 +62,7 @@ def publish_registry(
     """
     started = stamp()
     target = parse_reference(reference)
-    what.folder.require_own_files()
-    require_writable(what.folder.receipts)
-    require_trusted(what, utc_now(), emit)
+    _require_ready(what, emit)
     subjects, manifest = _recorded(what)
     if target.digest not in (None, manifest):
         raise SpecError("spec.digest", f"the release's image is {manifest}, not {target.digest}", where=reference)
@@ -72,31 +70,43 @@ def publish_registry(
     checks = [refuse_secrets(what, [OCI], _files(what, evidence), emit)]
     with PushSource(what.archive(OCI)) as source:
         subject = source.resolved.descriptor
-        if subject.id != manifest:
-            raise IntegrityError(
-                "blob.digest", f"{OCI} holds {subject.digest}, container.json names {manifest}", where=OCI,
-                expected=manifest, actual=subject.digest,
-            )  # fmt: skip
+        _require_recorded(subject, manifest)
         with RegistryClient(target, options or RegistryOptions(), "pull,push", emit) as client:
-            before = _named(client, target.tag)
-            push_image(client, source, (target.tag,) if target.tag else (), emit)
-            prove_image(client, source, emit)
-            if before not in (None, manifest):
-                emit(Event("warning", "publish", message=f"{target.tag} named {before} before, and now this image"))
+            _push(client, source, target.tag, manifest, emit)
             registry = ArtifactRegistry(client, emit)
             pushed = attach(registry, _plain(subject), evidence, emit)
             checks += [Check(name=name, outcome="pass") for name in ("pushed", "pulled-back", "referrers")]
-            details = {
-                "reference": target.name, "manifest": manifest,
-                "referrers": {name: digest for a, digest in zip(evidence, pushed, strict=True) for name in a.files},
-            }  # fmt: skip
-            named = {**subjects, target.name: manifest.hex}
-            name, envelope = delivery_receipt(what, named, checks, details, started)
+            referrers = {name: digest for a, digest in zip(evidence, pushed, strict=True) for name in a.files}
+            details = {"reference": target.name, "manifest": manifest, "referrers": referrers}
+            name, envelope = delivery_receipt(what, {**subjects, target.name: manifest.hex}, checks, details, started)
             receipt = keep(what, name, envelope, utc_now())
             last = [artifact_of(RECEIPT_ARTIFACT, DSSE, name, envelope)]
             last += [a for a in artifacts(what.folder) if QUALIFICATION in a.files]
             pushed += attach(registry, _plain(subject), last, emit)
     return RegistryDelivery(f"{target.name}@{manifest}", manifest, pushed, receipt)
+
+
+def _require_ready(what: Publication, emit: Emit) -> None:
+    what.folder.require_own_files()
+    require_writable(what.folder.receipts)
+    require_trusted(what, utc_now(), emit)
+
+
+def _require_recorded(subject: Descriptor, manifest: Digest) -> None:
+    if subject.id != manifest:
+        raise IntegrityError(
+            "blob.digest", f"{OCI} holds {subject.digest}, container.json names {manifest}", where=OCI,
+            expected=manifest, actual=subject.digest,
+        )  # fmt: skip
+
+
+def _push(client: RegistryClient, source: PushSource, tag: str | None, manifest: Digest, emit: Emit) -> None:
+    """Push the image and pull it back; say so when its tag named another one."""
+    before = _named(client, tag)
+    push_image(client, source, (tag,) if tag else (), emit)
+    prove_image(client, source, emit)
+    if before not in (None, manifest):
+        emit(Event("warning", "publish", message=f"{tag} named {before} before, and now this image"))
 
 
 def _named(client: RegistryClient, tag: str | None) -> Digest | None:

@@ -111,20 +111,10 @@ def repack(
     original = _read(request, request.dist, request.folder.subjects()[PORTABLE], emit)
     _require_needed(request, original[1])
     with _staging(request.dist) as staging:
-        try:
-            rebuild(staging)
-            changed = _compared(request, original, staging, emit)
-        except BaseException:
-            shutil.rmtree(staging.parent, ignore_errors=True)
-            raise
+        changed = _rebuilt(request, original, rebuild, staging, emit)
         checks = _checked(preflight(staging), staging)
         _require_candidate(request, now)  # building and trying took a while
-        receipt = _receipt(request, original[0], changed, checks, started)
-        envelope = request.key.sign(make_statement(receipt, ReleaseFolder(staging).subjects()))
-        journal = Journal(
-            old=original[0], new=ReleaseFolder(staging).subjects()[PORTABLE], staging=staging.parent.name,
-            at=format_time(now), name=receipt_name(receipt, envelope), envelope=envelope.decode(),
-        )  # fmt: skip
+        journal = _journal(request, staging, _receipt(request, original[0], changed, checks, started), original[0], now)
         replacing = Replacing(request.dist, request.folder, journal)
         replacing.begin()
         return _finish(request, replacing, after, now, changed)
@@ -141,6 +131,18 @@ def _require_needed(request: RepackRequest, original: Listing) -> None:
             " not be tried without; ship it, or name a file with --checks",
             where=show(missing[0]),
         )  # fmt: skip
+
+
+def _rebuilt(
+    request: RepackRequest, original: tuple[str, Listing], rebuild: Rebuild, staging: Path, emit: Emit
+) -> Changes:
+    """Make the new build: what it changes. Of one that changes more than it may, nothing is left."""
+    try:
+        rebuild(staging)
+        return _compared(request, original, staging, emit)
+    except BaseException:
+        shutil.rmtree(staging.parent, ignore_errors=True)
+        raise
 
 
 def _compared(request: RepackRequest, original: tuple[str, Listing], staging: Path, emit: Emit) -> Changes:
@@ -257,6 +259,16 @@ def _receipt(
             "tools": tool_versions(), "host": this_host(), "started": started, "finished": stamp(),
             "checks": tuple(checks), "details": {"from": old_sha, **changes.to_json()},
         }
+    )  # fmt: skip
+
+
+def _journal(request: RepackRequest, staging: Path, receipt: Receipt, old: str, now: datetime) -> Journal:
+    """All that another run needs to finish this one: the signed receipt is in it."""
+    subjects = ReleaseFolder(staging).subjects()
+    envelope = request.key.sign(make_statement(receipt, subjects))
+    return Journal(
+        old=old, new=subjects[PORTABLE], staging=staging.parent.name, at=format_time(now),
+        name=receipt_name(receipt, envelope), envelope=envelope.decode(),
     )  # fmt: skip
 
 

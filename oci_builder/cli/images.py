@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,7 +40,7 @@ from oci_builder.cli.running import (
     with_readiness,
 )
 from oci_builder.model.errors import OciBuilderError
-from oci_builder.model.report import Finding
+from oci_builder.model.report import Finding, Report
 
 SPEC = click.option("--spec", "spec_path", type=ARCHIVE, default=None, help="Take limits from SPEC.")
 HELD_TO = click.option(
@@ -129,16 +131,22 @@ def verify(
     if not quiet:
         show_report(report)
     if execute:
-        prefix = spec.prefix if spec is not None else ""
-        try:
-            which = Which(platform, image)
+        prefix, which = spec.prefix if spec is not None else "", Which(platform, image)
+        with _failure_in(report, json_file):
             report = execute_checks(settings, report, archives[0], checks, prefix, gpu, receipt, cache, which, quiet)
-        except OciBuilderError as error:
-            failed = replace(report, findings=(*report.findings, Finding.of_error(error)))
-            write_json(failed.to_json(), json_file)
-            raise
     write_json(report.to_json(), json_file)
     sys.exit(report.exit_status)
+
+
+@contextmanager
+def _failure_in(report: Report, json_file: str | None) -> Iterator[None]:
+    """An error is a finding of the report, written before it goes on its way."""
+    try:
+        yield
+    except OciBuilderError as error:
+        failed = replace(report, findings=(*report.findings, Finding.of_error(error)))
+        write_json(failed.to_json(), json_file)
+        raise
 
 
 @click.command("inspect")

@@ -65,20 +65,12 @@ def answer(name: str, sent: Mapping[str, Any]) -> dict[str, Any]:
     """
     local = Path(tempfile.gettempdir()) / "oci-builder"
     host = this_host()
-    facts: dict[str, Any] = {
-        "image": os.environ.get("MODAL_IMAGE_ID", ""), "task": os.environ.get("MODAL_TASK_ID", ""),
-        "tools": tool_versions("modal"), "machine": host.machine, "os": host.os, "kernel": host.kernel,
-        "sandbox": host.sandbox, "driver": host.driver, "fresh": not local.exists(),
-    }  # fmt: skip
-    if name == "repack":
-        facts["frozen"] = os.environ.get(REPACK_VARIABLE, "")
+    facts = _facts(name, host, fresh=not local.exists())
     emit = log_lines()
     try:
         needs = find_stage(name).needs
-        if not facts["fresh"] and not needs.network:
-            raise PolicyError("modal.fresh", "this container served a run before; stages without network get new ones")
         if not needs.network:
-            facts["network"] = prove_no_network()
+            facts["network"] = _prove_apart(facts["fresh"])
         _require_gpus(needs, host, emit)
         _require_key(needs, sent)
         volume = next(iter(needs.volumes), "")
@@ -103,6 +95,23 @@ def answer(name: str, sent: Mapping[str, Any]) -> dict[str, Any]:
     if text and len(text) + len(json.dumps(result)) > LARGEST_ANSWER:
         return {**result, **_too_large(text, Path(request["cache"], "answers", f"{name}-{sent['attempt']}"))}
     return {**result, "release": text}
+
+
+def _facts(name: str, host: Host, fresh: bool) -> dict[str, Any]:
+    """What this container is."""
+    frozen = {"frozen": os.environ.get(REPACK_VARIABLE, "")} if name == "repack" else {}
+    return {
+        "image": os.environ.get("MODAL_IMAGE_ID", ""), "task": os.environ.get("MODAL_TASK_ID", ""),
+        "tools": tool_versions("modal"), "machine": host.machine, "os": host.os, "kernel": host.kernel,
+        "sandbox": host.sandbox, "driver": host.driver, "fresh": fresh, **frozen,
+    }  # fmt: skip
+
+
+def _prove_apart(fresh: bool) -> dict[str, str]:
+    """As ``prove_no_network``, in a container that is new."""
+    if not fresh:
+        raise PolicyError("modal.fresh", "this container served a run before; stages without network get new ones")
+    return prove_no_network()
 
 
 def _too_large(text: str, place: Path) -> dict[str, Any]:

@@ -59,6 +59,11 @@ class LayerFacts:
         """Its names in order."""
         return self.tree.log
 
+    def warn(self, code: str, message: str) -> None:
+        """Keep a warning, while there are not too many."""
+        if len(self.warnings) < _MOST_KEPT:
+            self.warnings.append((code, message))
+
     @property
     def weight(self) -> int:
         """What it takes to judge it once more, in names."""
@@ -88,18 +93,14 @@ def read_layer(
     def seen(member: MemberSeen) -> None:
         last[:] = [member]
 
-    def warn(code: str, message: str) -> None:
-        if len(facts.warnings) < _MOST_KEPT:
-            facts.warnings.append((code, message))
-
     strict = options.strict and facts.ours
-    how = Options(options.limits, where, options.workers, strict, warn, seen)
+    how = Options(options.limits, where, options.workers, strict, facts.warn, seen)
     packed = facts.compression != "identity"
     tar_hash = hashers.new("tar") if packed else blob_hash
     decoded = decode_chunks(_rest(pull), facts.compression, how)
     try:
         stream = tar_hash.tee(decoded) if packed else decoded
-        tar = TarReader(stream, limits=options.limits, where=where, strict=strict, warn=warn)
+        tar = TarReader(stream, limits=options.limits, where=where, strict=strict, warn=facts.warn)
         end = _walk(tar, where, facts, options.entries, name)
         for chunk in decoded:
             if packed:

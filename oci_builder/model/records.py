@@ -75,10 +75,7 @@ def container_record(
         "config": {"digest": config.digest, "size": config.size},
         "manifest": {"digest": manifest.digest, "size": manifest.size},
         "docker_manifest": {"digest": plain.digest, "size": plain.size},
-        "image_ids": {
-            "classic": config.digest,
-            "containerd": {oci.name: manifest.digest, docker.name: plain.digest},
-        },
+        "image_ids": {"classic": config.digest, "containerd": {oci.name: manifest.digest, docker.name: plain.digest}},
         "base": dict(base),
         "layers": [layer_json(layer, index < image.base_layers) for index, layer in enumerate(image.layers)],
         "diff_ids": [layer.diff_id for layer in image.layers],

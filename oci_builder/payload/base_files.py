@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from oci_builder.model.digest import Digest
@@ -54,20 +55,18 @@ def extract_files(
     merge = _Merge(choose, target)
     for number, layer in reversed(list(enumerate(layers, 1))):
         where = f"base layer {number}"
-
-        def read(layer: Layer = layer, where: str = where) -> TarReader:
-            compression: Compression = layer.compression  # type: ignore[assignment]
-            blob = store.open(Digest.parse(layer.descriptor.digest))
-            return TarReader(
-                decode(blob, compression, limits=limits, where=where, threads=threads), limits=limits, where=where
-            )
-
         task = f"take files from {where}"
         emit(Event("start", task, total=layer.tar_size))
-        merge.layer(read, where)
+        merge.layer(partial(_read, layer, store, where, limits, threads), where)
         emit(Event("done", task))
     merge.finish()
     return frozenset(merge.written)
+
+
+def _read(layer: Layer, store: BaseStore, where: str, limits: Limits, threads: int) -> TarReader:
+    compression: Compression = layer.compression  # type: ignore[assignment]
+    blob = store.open(Digest.parse(layer.descriptor.digest))
+    return TarReader(decode(blob, compression, limits=limits, where=where, threads=threads), limits=limits, where=where)
 
 
 class _Merge:

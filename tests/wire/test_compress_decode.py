@@ -20,7 +20,7 @@ from oci_builder.model.limits import DEFAULT_LIMITS, Limits
 from oci_builder.wire.compress import BLOCK, Codec, Options, compress_bytes, decode_chunks, encode_layer, sniff
 from oci_builder.wire.compress.gzipframe import encode_member
 from oci_builder.wire.compress.pull import Pull
-from oci_builder.wire.compress.within import Budget, decode_units
+from oci_builder.wire.compress.within import Budget, Units, decode_units
 
 TEXT = b"".join(b"line %d of a text\n" % i for i in range(9000))
 LIMITS = replace(DEFAULT_LIMITS, layer_size=64 << 20, ratio_floor=8 << 20)
@@ -275,12 +275,12 @@ def test_a_generator_left_behind_is_finished_without_waiting() -> None:
         return b"x"
 
     pull = Pull([Codec().compress(b"first") + blob])
-    units = decode_units(
-        pull, Budget(LIMITS, ""), 2, lambda p, _b: len(p.peek(100)), lambda m: slow(m) if pull.offset > 300 else b"1",
-        lambda _m: False,
-    )  # fmt: skip
-    next(units)
+    units = Units(
+        lambda p, _b: len(p.peek(100)), lambda m: slow(m) if pull.offset > 300 else b"1", lambda _m: (False, False)
+    )
+    decoded = decode_units(pull, Budget(LIMITS, ""), 2, units)
+    next(decoded)
     started = time.monotonic()
-    units.close()
+    decoded.close()
     release.set()
     assert time.monotonic() - started < 5

@@ -8,7 +8,7 @@ from oci_builder.model.errors import FormatError, show
 from oci_builder.wire.compress.codecs import DeflateError, Inflater, crc32, inflate_member
 from oci_builder.wire.compress.gzipframe import MAX_HEADER, MEMBER_OVERHEAD, GzipHeader, is_stored, parse_header
 from oci_builder.wire.compress.pull import Pull
-from oci_builder.wire.compress.within import PACKED_UNIT, UNIT, Budget, Warn, decode_units
+from oci_builder.wire.compress.within import PACKED_UNIT, UNIT, Budget, Units, Warn, decode_units
 
 # The first piece of a member is small: of a stream of tiny members, little is handed to an inflater in vain.
 _FIRST_PIECE = 4 << 10
@@ -23,7 +23,7 @@ def gunzip(
     if not pull.peek(1):
         raise _fault("truncated", "an empty stream", pull.offset, budget.where)
     if threads > 1:
-        yield from decode_units(pull, budget, threads, _next_unit, _decode_unit, _form)
+        yield from decode_units(pull, budget, threads, Units(_next_unit, _decode_unit, _form))
     while _another(pull, budget.where, strict, warn):
         yield from _member(pull, budget)
 

@@ -13,7 +13,7 @@ from oci_builder.model.errors import FormatError, OciBuilderError, show
 from oci_builder.model.limits import Limits
 from oci_builder.wire.compress.codecs import ZstdError, ZstdFrame, ZstdInflater, zstd_header
 from oci_builder.wire.compress.pull import Pull
-from oci_builder.wire.compress.within import PACKED_UNIT, UNIT, Budget, decode_units
+from oci_builder.wire.compress.within import PACKED_UNIT, UNIT, Budget, Units, decode_units
 
 MAGIC_BYTES = b"\x28\xb5\x2f\xfd"
 _HEAD = 18
@@ -32,8 +32,8 @@ def unzstd(pull: Pull, budget: Budget, threads: int) -> Generator[bytes | memory
     if not pull.peek(1):
         raise _fault("truncated", "an empty stream", pull.offset, budget.where)
     if threads > 1:
-        decode = partial(_decode_unit, limits=budget.limits)
-        yield from decode_units(pull, budget, threads, _next_unit, decode, lambda _packed: (False, False))
+        units = Units(_next_unit, partial(_decode_unit, limits=budget.limits), lambda _packed: (False, False))
+        yield from decode_units(pull, budget, threads, units)
     while pull.peek(1):
         if is_skippable(pull.peek(4)):
             _skip(pull, budget.where)

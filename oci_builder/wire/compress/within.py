@@ -94,20 +94,23 @@ class Budget:
             )  # fmt: skip
 
 
-def decode_units(
-    pull: Pull,
-    budget: Budget,
-    threads: int,
-    next_unit: Callable[[Pull, Budget], int],
-    decode: Callable[[memoryview], bytes | None],
-    form: Callable[[memoryview], tuple[bool, bool]],
-) -> Generator[bytes, None, None]:
-    """Decode members or frames in a pool, in order, until the first that is not exactly as it says.
+@dataclass(frozen=True, slots=True)
+class Units:
+    """What the pool must know of a format.
 
-    Args:
-        next_unit: bytes of the unit that starts here, 0 when there is none that the pool can take.
-        decode: the unit's data, at most ``UNIT`` bytes; None when anything at all is wrong with it.
+    Attributes:
+        next_size: bytes of the unit that starts here, 0 when there is none that the pool can take.
+        decode: a unit's data, at most ``UNIT`` bytes; None when anything at all is wrong with it.
         form: whether a good unit's header is exactly as we write it, and whether its data is stored.
+    """
+
+    next_size: Callable[[Pull, Budget], int]
+    decode: Callable[[memoryview], bytes | None]
+    form: Callable[[memoryview], tuple[bool, bool]]
+
+
+def decode_units(pull: Pull, budget: Budget, threads: int, units: Units) -> Generator[bytes, None, None]:
+    """Decode members or frames in a pool, in order, until the first that is not exactly as it says.
 
     The stream then stands at the first unit that was not delivered; the careful way goes on from there, so what comes
     out is what the careful way alone would give. Memory: at most ``threads + 2`` units.
@@ -115,10 +118,10 @@ def decode_units(
     jobs: deque[tuple[memoryview, Future[bytes | None]]] = deque()
     pool = ThreadPoolExecutor(threads, "decode")
     try:
-        while (size := next_unit(pull, budget)) or jobs:
+        while (size := units.next_size(pull, budget)) or jobs:
             if size:
                 packed = pull.take(size)
-                jobs.append((packed, pool.submit(decode, packed)))
+                jobs.append((packed, pool.submit(units.decode, packed)))
                 if len(jobs) < threads + 2:
                     continue
             data = jobs[0][1].result()
@@ -130,7 +133,7 @@ def decode_units(
             if data:
                 yield data
             budget.check_ratio(start + len(packed))
-            budget.seen(start, data_start, *form(packed))
+            budget.seen(start, data_start, *units.form(packed))
     finally:
         # No waiting: a generator that was left behind is finished by the garbage collector, which may run in any
         # thread at any point, even inside a thread that is just starting; to join there is to wait for ever.
