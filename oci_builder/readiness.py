@@ -6,12 +6,13 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from oci_builder.judge.path import is_layout
 from oci_builder.model.errors import SpecError
 from oci_builder.model.events import Emit, silent
 from oci_builder.model.limits import DEFAULT_LIMITS, Limits
 from oci_builder.payload.readiness.allow import Rules
 from oci_builder.payload.readiness.arch import Target
-from oci_builder.payload.readiness.archives import Layout, Reading, image_tree, read_file
+from oci_builder.payload.readiness.archives import Reading, image_tree, read_file
 from oci_builder.payload.readiness.collect import folder_delta
 from oci_builder.payload.readiness.host import Glibc
 from oci_builder.payload.readiness.judge import Contract, judge
@@ -54,7 +55,7 @@ def readiness(subject: Path, options: ReadinessOptions = ReadinessOptions(), *, 
 
     Raises:
         SpecError: ``spec.target``, ``spec.glibc``, ``spec.driver``, ``spec.allow``, ``spec.path``.
-        FormatError, PolicyError: an archive's bytes are not what they claim, or over a limit.
+        FormatError, PolicyError, IntegrityError: what ``verify`` finds in an archive.
         TransportError: ``io.*``.
     """
     contract = Contract(
@@ -70,6 +71,6 @@ def _tree(subject: Path, reading: Reading) -> Tree:
         return read_file(subject, reading)
     if not subject.is_dir():
         raise SpecError("spec.path", f"{subject} is neither a file nor a folder", where=str(subject))
-    if (subject / "oci-layout").is_file() and (subject / "index.json").is_file():
-        return image_tree(Layout(subject, reading), str(subject), reading)
+    if is_layout(subject):
+        return image_tree(subject, reading)
     return Tree(overlay([folder_delta(subject, threads=reading.threads, emit=reading.emit)]))

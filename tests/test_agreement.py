@@ -22,6 +22,7 @@ from oci_builder.inspection import inspect_archive
 from oci_builder.model.errors import OciBuilderError
 from oci_builder.model.limits import DEFAULT_LIMITS
 from oci_builder.model.spec import parse_spec
+from oci_builder.readiness import readiness
 from oci_builder.rootfs.layers import WriteOptions
 from oci_builder.store.blobs import DirStore
 from oci_builder.transports.bases import load_base
@@ -42,6 +43,7 @@ EXCEPTIONS = {
         ("a blob that nobody names", verb): "reads the image that is asked for, and not what nobody refers to"
         for verb in ("unpack", "build", "build docker", "push")
     },
+    ("B044", "readiness"): "takes a tar of a tree too, as the portable archive is",
     ("*", "push"): "judges documents, and each blob by its digest while it is sent: it decodes no layer",
 }
 # What push answers by itself, with the reason.
@@ -101,6 +103,7 @@ def others(archive: Path, folder: Path) -> dict[str, tuple[int, str]]:
         "build": outcome(lambda: base("oci", archive, folder)),
         "build docker": outcome(lambda: base("docker", archive, folder)),
         "push": outcome(lambda: push(archive)),
+        "readiness": outcome(lambda: readiness(archive)),
     }
 
 

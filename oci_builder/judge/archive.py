@@ -12,6 +12,7 @@ from oci_builder.judge.graph import Graph
 from oci_builder.judge.image import ImageView
 from oci_builder.judge.names import agree
 from oci_builder.judge.oci import oci_view
+from oci_builder.judge.path import tree_hint
 from oci_builder.model.errors import show
 
 
@@ -64,6 +65,7 @@ def judge(intake: Intake) -> Judged:
     if "index.json" not in members and "manifest.json" not in members:
         if intake.contents.complete:
             message = "no image: neither index.json (OCI) nor manifest.json (docker save) is in it"
+            message += next(filter(None, map(tree_hint, (*members, *intake.contents.folders))), "")
             intake.findings.error("archive.missing", "", message, expected="index.json or manifest.json")
         return judged
     with intake.findings.collecting():

@@ -26,8 +26,7 @@ def docker_view(graph: Graph) -> list[ImageView]:
         where = f"{graph.findings.where}: manifest.json"
         value = graph.document(member, "manifest.json", most=graph.options.limits.docker_manifest)
         if not isinstance(value, list):
-            # skopeo's and podman's "dir:" has a manifest under this name.
-            hint = "; this is a manifest, as in a folder of dir: copy that to oci:" if "layers" in (value or ()) else ""
+            hint = "; this is a manifest, as in a folder of dir: copy that to oci:" if _of_dir(value) else ""
             raise FormatError(
                 "json.field", f"{where}: expected a list of images{hint}", where=where, actual=show(repr(value)[:60])
             )
@@ -42,6 +41,11 @@ def docker_view(graph: Graph) -> list[ImageView]:
     _legacy(graph)
     images = [_image(graph, item, f"manifest.json: image {n}") for n, item in enumerate(items)]
     return [image for image in images if image]
+
+
+def _of_dir(value: object) -> bool:
+    """Whether it is what skopeo's and podman's ``dir:`` has under this name: a manifest, a list of them, a schema 1."""
+    return isinstance(value, dict) and not value.keys().isdisjoint(("layers", "manifests", "fsLayers"))
 
 
 def _image(graph: Graph, item: DockerArchiveItem, where: str) -> ImageView | None:

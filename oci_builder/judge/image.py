@@ -213,7 +213,10 @@ def layer_of(graph: Graph, descriptor: Descriptor, where: str, *, needed: bool =
     member = graph.blob(descriptor, where, needed=needed)
     declared = media.LAYER_COMPRESSION.get(kind)
     if declared is None:
-        graph.findings.error("media.mismatch", where, "not the media type of a layer that we know", actual=show(kind))
+        message = "not the media type of a layer that we know"
+        if kind.endswith("+encrypted"):
+            message = "an encrypted layer: decrypt the image first (skopeo copy --decryption-key)"
+        graph.findings.error("media.mismatch", where, message, actual=show(kind))
     elif member is not None:
         actual = graph.intake.layer_facts(member).compression
         if actual != declared:

@@ -12,7 +12,7 @@ from pathlib import Path
 from oci_builder.judge.contents import Contents, Intake, link_target
 from oci_builder.judge.hashing import Hashers, SideHash
 from oci_builder.judge.options import Findings, JudgeOptions
-from oci_builder.judge.path import is_folder, layout_members, open_member
+from oci_builder.judge.path import is_folder, layout_members, open_member, tree_hint
 from oci_builder.judge.sameness import Known, Segment, Shared
 from oci_builder.model.errors import FormatError, OciBuilderError, PolicyError, read_error, show
 from oci_builder.model.events import Event
@@ -214,7 +214,8 @@ class _OuterTar:
             contents.links[name] = link_target(name, entry.link)
             return
         if entry.kind is not Kind.FILE:
-            findings.error("archive.member", shown, f"a {entry.kind} in an image archive", actual=entry.kind)
+            message = f"a {entry.kind} in an image archive{tree_hint(name)}"
+            findings.error("archive.member", shown, message, actual=entry.kind)
             return
         if tar.sparse:
             findings.error("archive.member", shown, "a sparse file in an image archive", actual="sparse")

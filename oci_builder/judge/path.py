@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 from pathlib import Path
 
@@ -12,6 +13,11 @@ from oci_builder.model.limits import Limits
 
 # The files of a layout folder, apart from its blobs.
 _LAYOUT = ("oci-layout", "index.json", "manifest.json")
+_MEMBER = re.compile(rb"(?:blobs(?:/.*)?|oci-layout|index\.json|manifest\.json|repositories|[0-9a-f]{64}(?:[./].*)?)\Z")
+# Folders of a root file system, none of which an image archive has.
+_OF_A_ROOT = frozenset(
+    {"bin", "dev", "etc", "home", "lib", "lib64", "opt", "proc", "root", "run", "sbin", "sys", "tmp", "usr", "var"}
+)
 
 
 def is_folder(path: Path) -> bool:
@@ -35,6 +41,24 @@ def is_folder(path: Path) -> bool:
     if not any(os.path.lexists(path / name) for name in (*_LAYOUT, "blobs")):
         raise SpecError("spec.path", f"{shown} is a folder, but no OCI layout", where=str(path))
     return True
+
+
+def is_member_name(name: bytes) -> bool:
+    """Whether members of an image archive are called so, of either form; a tree does not begin with one of these."""
+    return _MEMBER.match(name) is not None
+
+
+def tree_hint(name: str) -> str:
+    """What to add to a message about a member that a root file system has; else nothing."""
+    if name.partition("/")[0] not in _OF_A_ROOT:
+        return ""
+    return '; this is a root file system, as docker and crane export them: {"rootfs": PATH} takes it as a base'
+
+
+def is_layout(folder: Path) -> bool:
+    """Whether a folder is a layout, whole or half, or a folder of ``dir:``, and no tree for people to run."""
+    there = {name for name in (*_LAYOUT, "blobs", "version") if os.path.lexists(folder / name)}
+    return any(pair <= there for pair in ({"oci-layout"}, {"index.json", "blobs"}, {"manifest.json", "version"}))
 
 
 def layout_members(root: Path, limits: Limits) -> tuple[list[str], list[str]]:

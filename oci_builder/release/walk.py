@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import stat
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -16,7 +15,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from oci_builder.judge.path import layout_members, open_member
+from oci_builder.judge.path import is_layout, is_member_name, layout_members, open_member
 from oci_builder.model.digest import Digest
 from oci_builder.model.errors import FormatError, IntegrityError, SpecError, disk_error, show
 from oci_builder.model.events import Emit, Event, silent
@@ -34,8 +33,6 @@ Listed = tuple[TarEntry, Iterable[bytes | memoryview], bytes]
 # Called with an entry, its content (read at once or never), and the layer it stands in.
 Visit = Callable[[TarEntry, Data, str], None]
 
-# What the members of an image archive are called, of either form; a tree does not begin with one of these.
-_MEMBER = re.compile(rb"(?:blobs(?:/.*)?|oci-layout|index\.json|manifest\.json|repositories|[0-9a-f]{64}(?:[./].*)?)\Z")
 _BLOCK = 1 << 20
 
 
@@ -91,11 +88,11 @@ def is_image(subject: Path, how: Walk) -> bool:
         OSError: from the disk.
     """
     if not subject.is_file():
-        return (subject / "oci-layout").is_file() and (subject / "index.json").is_file()
+        return is_layout(subject)
     with open(subject, "rb", buffering=0) as file:
         reader = _reader(FileRange(file.fileno(), 0, os.fstat(file.fileno()).st_size), subject.name, how)
         first = next((entry.name for entry in reader if entry.name), b"")
-    return _MEMBER.match(first) is not None
+    return is_member_name(first)
 
 
 def _reader(source: FileRange, where: str, how: Walk, task: str = "") -> TarReader:

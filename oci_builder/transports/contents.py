@@ -9,16 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from oci_builder.judge.archive import judge
 from oci_builder.judge.contents import Member
-from oci_builder.judge.hashing import Hashers
 from oci_builder.judge.image import ImageView
 from oci_builder.judge.names import REF_NAME
-from oci_builder.judge.options import Findings, JudgeOptions
-from oci_builder.judge.outer import read_archive
-from oci_builder.judge.survey import require_image
+from oci_builder.judge.options import JudgeOptions
+from oci_builder.judge.whole import read_image
 from oci_builder.model import media
-from oci_builder.model.events import Emit, Event, silent
+from oci_builder.model.events import Emit, silent
 from oci_builder.model.jsontext import load_json
 from oci_builder.model.limits import DEFAULT_LIMITS, Limits
 from oci_builder.rootfs.tree_model import TreeModel
@@ -156,15 +153,9 @@ def read_contents(
     """
     items = _Items(hashes)
     options = JudgeOptions(
-        platform=platform, image=image, limits=limits, emit=emit, task="read", entries=items.take
+        platform=platform, image=image, limits=limits, emit=emit, task=f"read {path.name}", entries=items.take
     )
-    findings, task = Findings(str(path)), f"read {path.name}"
-    emit(Event("start", task, total=path.stat().st_size if path.is_file() else 0))
-    with Hashers() as hashers:
-        judged = judge(read_archive(path, options, findings, hashers))
-    found = require_image(judged, findings, options)
-    emit(Event("done", task))
-    return _contents(path, found, items, limits)
+    return _contents(path, read_image(path, options), items, limits)
 
 
 def _contents(path: Path, image: ImageView, items: _Items, limits: Limits) -> ImageContents:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from oci_builder.judge.contents import MOST_KEPT, Member, link_target
 from oci_builder.judge.options import JudgeOptions
-from oci_builder.judge.path import is_folder, layout_members, open_member
+from oci_builder.judge.path import is_folder, layout_members, open_member, tree_hint
 from oci_builder.judge.survey import sight, sight_layer, survey
 from oci_builder.model.errors import FormatError, PolicyError, read_error, show
 from oci_builder.model.limits import DEFAULT_LIMITS, Limits
@@ -156,7 +156,7 @@ class ImageFile:
             parts.links[name] = link_target(name, entry.link)
             return ""
         if entry.kind is not Kind.FILE or sparse:
-            what = "sparse" if sparse else f"a {entry.kind}"
+            what = "sparse" if sparse else f"a {entry.kind}{tree_hint(name)}"
             raise FormatError("archive.member", f"{parts.where}: {show(entry.name)} is {what}", where=parts.where)
         return name
 

@@ -89,6 +89,15 @@ TARS: list[tars.Case] = [
     ("C7-11j", "a record's length in digits of another script", with_pax("٩ path=x\n".encode()), "tar.pax"),
     ("C7-11k", "a record's length with a sign", with_pax(b"+9 path=x\n"), "tar.pax"),
     ("C7-13e", "a global header that changes owners", one(pax(record(b"uid", b"0"), kind=b"g"), F), "tar.global"),
+    ("C7-13f", "the last of several volumes", one(pax(
+        record(b"GNU.volume.filename", b"f"), record(b"GNU.volume.size", b"4"), record(b"GNU.volume.offset", b"9"),
+        kind=b"g"), file(b"GNUFileParts/f.3", b"rest")), "tar.global"),
+    ("C7-13g", "a volume's label, which is none of a file", one(pax(record(b"GNU.volume.label", b"x"), kind=b"g"), F),
+        {b"f": b"data"}),
+    ("C6-05c", "a link over 2,000 folders", one(
+        pax(record(b"linkpath", b"a/" * 2000 + b"b")), symlink(b"l", b"x")), "limit.depth"),
+    ("C8-09f", "attributes in libarchive's records alone", with_pax(
+        record(b"LIBARCHIVE.xattr.security.capability", b"AQAAAg==")), {b"f": b"data"}),
     ("C7-16b", "a GNU long name of 2 MiB", one(long_name(b"x" * (2 << 20)), F), "limit.record"),
     ("C7-16c", "a PAX header of 2**60 bytes that are not there", one(
         header(b"PaxHeaders/x", kind=b"x", size=base256(2**60, 12))), "limit.entry"),
@@ -176,6 +185,8 @@ LABS: list[documents.Case] = [
         rootfs__diff_ids=c["rootfs"]["diff_ids"][:1], history=c["history"][:1])(c)), "config.layers"),
     ("C3-10b", "the diff_ids in another order", Lab(edit_config=lambda c: with_(
         rootfs__diff_ids=c["rootfs"]["diff_ids"][::-1])(c)), "layer.diff_id"),
+    ("C3-13c", "an encrypted layer", Lab(edit_manifest=with_(
+        layers__0__mediaType="application/vnd.oci.image.layer.v1.tar+gzip+encrypted")), "media.mismatch"),
     ("C3-20b", "Docker's foreign layer", Lab(edit_manifest=with_(
         layers__0__mediaType="application/vnd.docker.image.rootfs.foreign.diff.tar.gzip")), "media.foreign"),
     ("C3-17d", "a layout version that is a number", Lab(edit_members=lambda m: m | {

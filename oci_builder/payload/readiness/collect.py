@@ -51,12 +51,17 @@ def entries_delta(reader: TarReader, entries: Iterable[TarEntry]) -> Delta:
     delta = Delta()
     with Scratch() as scratch:
         for entry in entries:
-            if entry.kind == Kind.HARDLINK:
-                delta.add_link(entry.name, entry.link)
-            elif entry.name:
-                facts = entry_facts(entry, reader, scratch) if entry.kind == Kind.FILE else None
-                delta.add(entry.name, _node(entry, facts))
+            take(delta, entry, reader, scratch)
     return delta
+
+
+def take(delta: Delta, entry: TarEntry, reader: TarReader, scratch: Scratch) -> None:
+    """Add the reader's current entry."""
+    if entry.kind == Kind.HARDLINK:
+        delta.add_link(entry.name, entry.link)
+    elif entry.name:
+        facts = entry_facts(entry, reader, scratch) if entry.kind == Kind.FILE else None
+        delta.add(entry.name, _node(entry, facts))
 
 
 def _node(entry: TarEntry, facts: FileFacts | None) -> Node:

@@ -17,7 +17,8 @@ BLOCK = 512
 ZERO_BLOCK = bytes(BLOCK)
 END_OF_ARCHIVE = bytes(2 * BLOCK)
 # How files of other programs begin that are taken for tars. Named only when a header is none: names may begin so too.
-_OTHERS = {b"\xfd7zXZ\0": "xz", b"BZh": "bzip2", b"\x04\x22\x4d\x18": "lz4", b"PK\x03\x04": "zip", b"7z\xbc\xaf": "7z"}
+_OTHERS = {b"\xfd7zXZ\0": "xz", b"BZh": "bzip2", b"\x04\x22\x4d\x18": "lz4", b"PK\x03\x04": "zip", b"7z\xbc\xaf": "7z",
+           b"\x1f\x8b\x08": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"hsqs": "squashfs", b"07070": "cpio"}
 
 
 @dataclass(slots=True)

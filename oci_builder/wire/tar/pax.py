@@ -20,6 +20,9 @@ _LENGTH = re.compile(rb"[1-9]\d{0,9} ")
 _MEANINGFUL = frozenset(
     {b"path", b"linkpath", b"size", b"uid", b"gid", b"uname", b"gname", b"mtime", b"hdrcharset", b"mode"}
 )
+# The rest of a file whose beginning is in another archive (GNU tar -M): what is here is no whole file.
+_OF_A_PART = frozenset({b"GNU.volume.filename", b"GNU.volume.offset", b"GNU.volume.size"})
+_LIBARCHIVE = b"LIBARCHIVE.xattr."
 _REPEATED = frozenset({b"GNU.sparse.offset", b"GNU.sparse.numbytes"})
 
 
@@ -69,6 +72,8 @@ def parse_records(data: bytes, where: Where, warn: Warn, most: int = DEFAULT_LIM
         at = end
     if twice is not None:
         warn("tar.pax", f"{where}: the PAX key {show(twice[:80])} stands twice; the last one counts")
+    if _LIBARCHIVE in data and XATTR not in data:
+        warn("tar.pax", f"{where}: extended attributes in libarchive's own records, which only bsdtar reads: left out")
     return out
 
 
@@ -87,7 +92,9 @@ def check_global(records: Records, where: Where) -> None:
         FormatError: ``tar.global``.
     """
     for key in list(records.values) + [key for key, _ in records.sparse_pairs]:
-        if key in _MEANINGFUL or key.startswith((XATTR, b"GNU.sparse", b"LIBARCHIVE.xattr")):
+        if key in _OF_A_PART:
+            raise FormatError("tar.global", f"{where}: one volume of several ({show(key)}): join them", where=where)
+        if key in _MEANINGFUL or key.startswith((XATTR, b"GNU.sparse", _LIBARCHIVE)):
             raise FormatError("tar.global", f"{where}: a global header sets {show(key)} for all entries", where=where)
 
 
