@@ -14,19 +14,16 @@ from typing import Any
 
 import pytest
 
-from oci_builder.model.errors import OciBuilderError
 from oci_builder.model.events import silent
 from oci_builder.model.spec import LockTier, RequirementsTier
 from oci_builder.payload import uv as tools
 from oci_builder.payload.environments import realize
 from oci_builder.payload.inventory import from_lock
 from oci_builder.payload.uv_cache import _wheels
+from tests.lab.uv import require_uv
 from tests.payload.test_environments import wheel
 
-try:
-    tools.find_uv(Path("/nonexistent"))
-except OciBuilderError as error:
-    pytest.skip(f"needs uv {tools.UV_VERSION}: {error.message}", allow_module_level=True)
+require_uv()
 
 # The wheel tells what its build saw, and how often it was built.
 BACKEND = """

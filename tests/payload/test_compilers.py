@@ -15,13 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from oci_builder.model.errors import OciBuilderError
 from oci_builder.model.events import silent
 from oci_builder.model.spec import RequirementsTier
 from oci_builder.payload import compiler_worker as worker
-from oci_builder.payload import uv as tools
 from oci_builder.payload.compilers import _COMPILER, _settings, with_compilers
 from oci_builder.payload.environments import realize
+from tests.lab.uv import require_uv
 
 NVCC = shutil.which("nvcc")
 
@@ -49,10 +48,7 @@ PROJECT = '[project]\nname = "made"\nversion = "1"\n[build-system]\nrequires = [
 @pytest.fixture
 def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., bytes]:
     """Build a package of one C file below a folder, with a cache of its own; the library's bytes."""
-    try:
-        tools.find_uv(Path("/nonexistent"))
-    except OciBuilderError as error:
-        pytest.skip(f"needs uv {tools.UV_VERSION}: {error.message}")
+    require_uv()
     if shutil.which("gcc") is None:
         pytest.skip("needs gcc")
     texts = {

@@ -13,18 +13,16 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from oci_builder.model.errors import IntegrityError, OciBuilderError, SpecError
+from oci_builder.model.errors import IntegrityError, SpecError
 from oci_builder.model.events import silent
 from oci_builder.model.spec import LockTier, RequirementsTier
 from oci_builder.payload import environments
 from oci_builder.payload import uv as tools
 from oci_builder.payload.environments import realize
 from oci_builder.payload.lists import keep_packages
+from tests.lab.uv import require_uv
 
-try:
-    tools.find_uv(Path("/nonexistent"))
-except OciBuilderError as error:
-    pytest.skip(f"needs uv {tools.UV_VERSION}: {error.message}", allow_module_level=True)
+require_uv()
 
 
 def wheel(folder: Path, name: str, version: str, body: str) -> str:

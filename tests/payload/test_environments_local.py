@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from oci_builder.model.errors import OciBuilderError, SpecError
+from oci_builder.model.errors import SpecError
 from oci_builder.model.events import Event, silent
 from oci_builder.model.spec import LockTier, Spec
 from oci_builder.payload import uv as tools
@@ -21,11 +21,9 @@ from oci_builder.payload.fetch import fetch_sources
 from oci_builder.payload.runtime import assemble_runtime
 from oci_builder.payload.tiers import realize_tiers
 from tests.lab.githost import git
+from tests.lab.uv import require_uv
 
-try:
-    tools.find_uv(Path("/nonexistent"))
-except OciBuilderError as error:
-    pytest.skip(f"needs uv {tools.UV_VERSION}: {error.message}", allow_module_level=True)
+require_uv()
 
 # A build backend that needs nothing: every module beside it goes into the wheel, untracked ones too.
 BACKEND = """

@@ -11,17 +11,13 @@ import pytest
 
 from oci_builder.build import FILES, BuildOptions, build
 from oci_builder.cache import DAY, Pruned, PruneOptions, prune_cache, show_cache
-from oci_builder.model.errors import OciBuilderError
-from oci_builder.payload import uv as tools
 from oci_builder.payload.tidy import forget_uses, last_uses, note_use
 from oci_builder.store.cache import BuildCache
 from oci_builder.store.upkeep import changed_at
+from tests.lab.uv import require_uv
 from tests.payload.test_environments import wheel
 
-try:
-    tools.find_uv(Path("/nonexistent"))
-except OciBuilderError as error:
-    pytest.skip(f"needs uv {tools.UV_VERSION}: {error.message}", allow_module_level=True)
+require_uv()
 
 
 @pytest.fixture
