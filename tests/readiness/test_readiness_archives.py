@@ -292,6 +292,7 @@ def test_the_report_in_all_its_forms(tmp_path: Path) -> None:
     assert data["ok"] is False and report.exit_status == 1
     assert json.loads(json.dumps(data)) == data
     assert "NOT READY for sm_100" in report.to_text().splitlines()[-1]
+    assert "1 file with GPU code, 1 errors" in report.to_text().splitlines()[-1]
     assert "<b>" not in report.to_html()
     assert [(f.code, f.severity, f.exit_status) for f in report.findings()] == [("gpu.none", "error", 1)]
 
@@ -324,3 +325,9 @@ def test_verify_judges_readiness_when_a_target_is_named(tmp_path: Path) -> None:
         done = subprocess.run([*main, "verify", archive, "--target", target, "--json", str(tmp_path / "r.json")], check=False)
         report = json.loads((tmp_path / "r.json").read_text())
         assert (done.returncode, report["ok"]) == (status, status == 0), report["findings"]
+
+
+def test_a_verdict_on_what_has_no_gpu_code_says_so(tmp_path: Path) -> None:
+    report = judge(tmp_path / "a.tar", tar({"etc/motd": b"hello"}))
+    last = report.to_text().splitlines()[-1]
+    assert last.startswith("ready for sm_100") and "no files with GPU code" in last

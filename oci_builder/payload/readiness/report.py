@@ -153,7 +153,9 @@ class ReadinessReport:
         lines = _columns(self.table(notes=notes))
         counts = [sum(r.severity == s for r in self.rows) for s in (ERROR, WARNING, NOTE)]
         verdict = "ready" if self.ok else "NOT READY"
-        summary = f"{counts[0]} errors, {counts[1]} warnings, {counts[2]} notes"
+        # An image without any of it is ready as well, and whoever expected some must see that.
+        found = f"{len(self.gpu) or 'no'} file{'s' * (len(self.gpu) != 1)} with GPU code"
+        summary = f"{found}, {counts[0]} errors, {counts[1]} warnings, {counts[2]} notes"
         return "\n".join([*lines, f"{verdict} for {self.target}, driver {self.driver}, glibc {self.glibc}: {summary}"])
 
     def to_html(self) -> str:
