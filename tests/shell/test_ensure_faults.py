@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.shell.ensure import PYTHON, SCRIPT, archive_of, fetch, member, script, sha
 from tests.shell.hub import Hub
-from tests.shell.test_ensure_runtime import PYTHON, SCRIPT, archive_of, fetch, member, script, sha
 
 NO_LOCKS = "#include <errno.h>\nint flock(int f, int o) { errno = ENOTSUP; return -1; }\n"
 

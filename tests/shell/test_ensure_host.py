@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.shell.test_ensure_runtime import PYTHON, SCRIPT, archive_of, member, script, sha
+from tests.shell.ensure import PYTHON, SCRIPT, archive_of, member, script, sha
 
 
 @pytest.fixture

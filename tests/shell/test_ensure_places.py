@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.shell.ensure import PYTHON, SCRIPT, archive_of, fetch, member, script, sha
 from tests.shell.hub import Hub
-from tests.shell.test_ensure_runtime import PYTHON, SCRIPT, archive_of, fetch, member, script, sha
 
 ROOT_ONLY = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to be two users")
 NOBODY, SOMEBODY = 65534, 12345

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.shell.test_ensure_runtime import PYTHON, SCRIPT, archive_of, member, script, sha
+from tests.shell.ensure import PYTHON, SCRIPT, archive_of, member, script, sha
 
 LIB = "envs/base/lib/python3.13/site-packages"
 VLLM = f"{LIB}/vllm/v1/executor"

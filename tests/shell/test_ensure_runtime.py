@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import gzip
-import hashlib
-import io
 import os
 import shutil
 import stat
 import subprocess
-import sys
 import tarfile
 from pathlib import Path
 
@@ -17,42 +14,7 @@ import pytest
 
 from tests.chroot.test_pythons import VERSIONS, interpreter
 from tests.conftest import Built
-from tests.shell.hub import CDN, ELSEWHERE, Hub
-
-SCRIPT = Path(__file__).parents[2] / "layers/files/ensure_runtime.sh"
-# The helper must work where nothing of ours is installed: with the interpreter alone.
-PYTHON = str(Path(getattr(sys, "_base_executable", sys.executable)).resolve())
-
-
-def sha(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def script(*argv: object, cwd: Path | None = None, run_as: Path = SCRIPT, **env: str) -> subprocess.CompletedProcess[str]:
-    base = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "NRL_PYTHON": PYTHON, "NRL_RETRY_SECONDS": "0"}
-    return subprocess.run(
-        ["bash", str(run_as), *map(str, argv)], cwd=cwd, env={**base, **env}, capture_output=True, text=True, timeout=60
-    )
-
-
-def tree(root: Path) -> dict[str, tuple[object, ...]]:
-    """Path -> type, mode, content or target, and time of everything but the installer's own records."""
-    out: dict[str, tuple[object, ...]] = {}
-    for path in sorted(root.rglob("*")):
-        name = str(path.relative_to(root))
-        if name.startswith(".nrl-install"):
-            continue
-        found = path.lstat()
-        content: object = os.readlink(path) if path.is_symlink() else path.read_bytes() if path.is_file() else None
-        when = 0 if path.is_symlink() else int(found.st_mtime)
-        out[name] = (stat.S_IFMT(found.st_mode), stat.S_IMODE(found.st_mode), content, when)
-    return out
-
-
-def by_tar(archive: Path, folder: Path) -> dict[str, tuple[object, ...]]:
-    folder.mkdir()
-    subprocess.run(["tar", "-xpzf", archive, "-C", folder], check=True)
-    return tree(folder / "opt/rt")
+from tests.shell.ensure import PYTHON, SCRIPT, archive_of, by_tar, member, script, sha, tree
 
 
 def test_installs_what_gnu_tar_unpacks(quick: Built, tmp_path: Path) -> None:
@@ -251,21 +213,6 @@ def test_b129_every_python_gives_the_same_tree(quick: Built, tmp_path: Path, ver
     assert tree(tmp_path / "rt") == by_tar(quick.portable, tmp_path / "tar")
 
 
-def archive_of(folder: Path, *members: tuple[tarfile.TarInfo, bytes]) -> Path:
-    path = folder / "made.tar.gz"
-    with tarfile.open(path, "w:gz") as out:
-        for info, data in members:
-            info.size = len(data)
-            out.addfile(info, io.BytesIO(data))
-    return path
-
-
-def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "", data: bytes = b"") -> tuple[tarfile.TarInfo, bytes]:
-    info = tarfile.TarInfo(name)
-    info.type, info.linkname, info.mode = kind, link, 0o755
-    return info, data
-
-
 @pytest.mark.parametrize(
     ("members", "status"),
     [
@@ -313,109 +260,3 @@ def test_an_interpreter_that_does_not_start_is_found_at_once(tmp_path: Path) -> 
     done = script(archive, sha(archive), tmp_path / "rt")
     assert done.returncode == 3 and "install.interpreter" in done.stderr
     assert not (tmp_path / "rt").exists()
-
-
-def fetch(hub: Hub, prefix: Path, url: str = "", **env: str) -> subprocess.CompletedProcess[str]:
-    digest = hashlib.sha256(hub.data).hexdigest()
-    more = {"PROXY": hub.proxy, "CURL_CA_BUNDLE": str(hub.ca), **env}
-    prefix.parent.mkdir(exist_ok=True)
-    return script(url or hub.url, digest, prefix, **more)
-
-
-def test_a_download_goes_through_the_proxy_to_the_hub_and_its_store(hub: Hub, tmp_path: Path) -> None:
-    done = fetch(hub, tmp_path / "in/rt", HTTPS_PROXY="http://127.0.0.1:9", NO_PROXY="*", HF_TOKEN="hf_lab")
-    assert done.returncode == 0, done.stderr
-    assert {c.partition(":")[0] for c in hub.connects} == {"huggingface.co", CDN}
-    assert {(host, auth) for host, _, _, _, auth in hub.requests} == {("huggingface.co", "Bearer hf_lab"), (CDN, "")}
-    assert [p.name for p in (tmp_path / "in").iterdir()] == ["rt"]
-
-
-def test_drops_are_continued(hub: Hub, tmp_path: Path) -> None:
-    hub.faults.drop_at, hub.faults.drops = len(hub.data) // 4, 3
-    done = fetch(hub, tmp_path / "in/rt")
-    assert done.returncode == 0, done.stderr
-    ranges = [r for host, method, _, r, _ in hub.requests if method == "GET" and r]
-    assert len(ranges) == 3 and len(set(ranges)) == 3
-
-
-def test_a_part_of_an_earlier_start_is_continued_and_a_wrong_one_is_not_trusted(hub: Hub, tmp_path: Path) -> None:
-    """B079: what lies there is bound to the digest by the digest alone."""
-    digest = hashlib.sha256(hub.data).hexdigest()
-    (tmp_path / "in").mkdir()
-    part = tmp_path / f"in/.rt.download-{digest[:16]}"
-    part.write_bytes(hub.data[:1000])
-    assert fetch(hub, tmp_path / "in/rt").returncode == 0
-    assert any(r == "bytes=1000-" for *_, r, _ in hub.requests)
-    part2 = tmp_path / f"in/.two.download-{digest[:16]}"
-    part2.write_bytes(b"another file's beginning" * 30)
-    assert fetch(hub, tmp_path / "in/two").returncode == 0
-
-
-@pytest.mark.parametrize("fault", ["ignore_range", "early"])
-def test_servers_that_do_not_continue_where_asked(hub: Hub, tmp_path: Path, fault: str) -> None:
-    """B076, B077."""
-    hub.faults.drop_at, hub.faults.drops = len(hub.data) // 3, 1
-    setattr(hub.faults, fault, 100 if fault == "early" else True)
-    done = fetch(hub, tmp_path / "in/rt")
-    assert done.returncode == 0, done.stderr
-
-
-def test_an_expired_link_is_asked_for_again(hub: Hub, tmp_path: Path) -> None:
-    """B074."""
-    hub.faults.expired = 2
-    assert fetch(hub, tmp_path / "in/rt").returncode == 0
-    assert sum(host == "huggingface.co" for host, *_ in hub.requests) == 3
-
-
-@pytest.mark.parametrize("when", ["hub", "store"])
-def test_redirects_to_other_hosts_are_refused(hub: Hub, tmp_path: Path, when: str) -> None:
-    if when == "hub":
-        hub.faults.redirect = ELSEWHERE
-    else:
-        hub.faults.second = f"https://{ELSEWHERE}/x"
-    done = fetch(hub, tmp_path / "in/rt")
-    assert done.returncode == 4 and "install.host_refused" in done.stderr
-    assert ELSEWHERE not in "".join(hub.connects)
-
-
-def test_a_redirect_inside_the_store_is_followed(hub: Hub, tmp_path: Path) -> None:
-    hub.faults.second = "https://cdn-lfs.hf.co/other"
-    done = fetch(hub, tmp_path / "in/rt")
-    assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.parametrize(
-    "url",
-    ["https://huggingface.co.example.net/x", "http://huggingface.co/x", "https://u@huggingface.co/x",
-     "https://example.net/huggingface.co", "https://huggingface.co@example.net/", "ftp://huggingface.co/x",
-     "https://huggingface.co:8443/x"],
-)  # fmt: skip
-def test_other_addresses_are_refused_without_a_request(hub: Hub, tmp_path: Path, url: str) -> None:
-    assert fetch(hub, tmp_path / "in/rt", url).returncode == 4
-    assert hub.connects == []
-
-
-def test_no_proxy_no_download(hub: Hub, tmp_path: Path) -> None:
-    done = fetch(hub, tmp_path / "in/rt", PROXY="", HTTPS_PROXY=hub.proxy)
-    assert done.returncode == 2 and "install.proxy" in done.stderr
-    assert hub.connects == []
-
-
-def test_wrong_bytes_are_never_unpacked(hub: Hub, tmp_path: Path) -> None:
-    body = bytearray(hub.data)
-    body[len(body) // 2] ^= 1
-    hub.faults.body = bytes(body)
-    done = fetch(hub, tmp_path / "in/rt")
-    assert done.returncode == 3 and "blob.digest" in done.stderr
-    assert not (tmp_path / "in/rt").exists()
-
-
-def test_an_unknown_authority_is_not_believed(hub: Hub, tmp_path: Path) -> None:
-    done = fetch(hub, tmp_path / "in/rt", CURL_CA_BUNDLE="/etc/ssl/certs/ca-certificates.crt", NRL_RETRIES="1")
-    assert done.returncode == 5 and hub.requests == []
-
-
-def test_absent_files_end_at_once(hub: Hub, tmp_path: Path) -> None:
-    hub.faults.status = 404
-    done = fetch(hub, tmp_path / "in/rt")
-    assert done.returncode == 5 and len(hub.requests) == 1

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.shell.ensure import archive_of, member, script, sha
 from tests.shell.test_check_runtime import FILES, PYTHON
-from tests.shell.test_ensure_runtime import archive_of, member, script, sha
 
 
 @pytest.fixture

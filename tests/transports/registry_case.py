@@ -8,6 +8,7 @@ from typing import Any
 
 from oci_builder.model.digest import Digest
 from oci_builder.model.events import Emit, silent
+from oci_builder.release.attach import Artifact
 from oci_builder.store.blobs import DirStore
 from oci_builder.transports.registry import RegistryClient
 from oci_builder.transports.registry_policy import RegistryOptions
@@ -16,6 +17,10 @@ from oci_builder.transports.registry_reference import Reference
 from tests.lab.registry import Registry
 
 OPTIONS = RegistryOptions(find_credential=lambda _host, _repo: None, sleep=lambda _seconds: None)
+REPO = "team/app"
+# What is attached to images.
+SBOM = Artifact("application/vnd.cyclonedx+json", "application/vnd.cyclonedx+json", {"a.cdx.json": b"{}1"})
+RECEIPT = Artifact("application/vnd.test.receipt", "application/json", {"r.json": b"r", "s.json": b"s"}, {"k": "v"})
 
 
 class Waits:
