@@ -22,7 +22,9 @@ def sha(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def script(*argv: object, cwd: Path | None = None, run_as: Path = SCRIPT, **env: str) -> subprocess.CompletedProcess[str]:
+def script(
+    *argv: object, cwd: Path | None = None, run_as: Path = SCRIPT, **env: str
+) -> subprocess.CompletedProcess[str]:
     base = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "NRL_PYTHON": PYTHON, "NRL_RETRY_SECONDS": "0"}
     return subprocess.run(
         ["bash", str(run_as), *map(str, argv)], cwd=cwd, env={**base, **env}, capture_output=True, text=True, timeout=60
@@ -58,7 +60,9 @@ def archive_of(folder: Path, *members: tuple[tarfile.TarInfo, bytes]) -> Path:
     return path
 
 
-def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "", data: bytes = b"") -> tuple[tarfile.TarInfo, bytes]:
+def member(
+    name: str, kind: bytes = tarfile.REGTYPE, link: str = "", data: bytes = b""
+) -> tuple[tarfile.TarInfo, bytes]:
     info = tarfile.TarInfo(name)
     info.type, info.linkname, info.mode = kind, link, 0o755
     return info, data
