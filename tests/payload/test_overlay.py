@@ -247,8 +247,8 @@ def test_preflight_passes_what_runs_and_names_all_reasons_at_once(prebuilt: Any)
 
 def test_preflight_says_nothing_without_the_variable(prebuilt: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NEMO_RL_PREBUILT_ENV_ROOT")
-    prebuilt.preflight(changed("policy.megatron_cfg.enabled", True))
-    prebuilt.refuse_uv("x")
+    assert prebuilt.preflight(changed("policy.megatron_cfg.enabled", True)) is None
+    assert prebuilt.refuse_uv("x") is None
 
 
 def test_building_an_environment_is_refused(prebuilt: Any) -> None:

@@ -159,7 +159,9 @@ def test_checks_that_the_new_build_would_lack_are_missed_before_it_is_built(requ
 
 
 def test_a_deferred_check_does_not_stop_it(request_: RepackRequest) -> None:
-    run(request_, {"opt/rt/activate.sh": b"echo 2\n"}, outcome="deferred")
+    done = run(request_, {"opt/rt/activate.sh": b"echo 2\n"}, outcome="deferred")
+    assert done.changes.changed == (b"opt/rt/activate.sh",)
+    assert request_.folder.subjects()[PORTABLE] == done.sha256
 
 
 def test_a_qualified_release_is_refused(request_: RepackRequest) -> None:

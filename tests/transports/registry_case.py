@@ -39,7 +39,7 @@ def client_of(registry: Registry, digest: Digest | None, repo: str = "team/app",
 
 
 def pull_from(
-    registry: Registry, digest: Digest, root: Path, repo: str = "team/app", *, platform: str = "linux/amd64",
+    registry: Registry, digest: Digest, root: Path, repo: str = REPO, *, platform: str = "linux/amd64",
     pins: Pins | None = None, emit: Emit = silent, **options: Any,
 ) -> Fetched:  # fmt: skip
     """Pull into a store below ``root``; layers are proved."""

@@ -181,6 +181,7 @@ def test_a_refresh_of_a_broken_token_service_is_retried(tmp_path: Path) -> None:
         digest = small_image().publish(registry, REPO)
         registry.faults = [Tokens(registry), on("GET", "token", status(503), times=2)]
         pull_from(registry, digest, tmp_path)
+    assert digest in held(tmp_path)
 
 
 def test_several_headers_and_quoted_commas() -> None:

@@ -40,7 +40,9 @@ def test_tls_with_an_authority_of_our_own(
 ) -> None:
     monkeypatch.setenv(variable, str(certificates.authority))
     with Registry(context=certificates.server_context()) as registry:
-        pull_from(registry, small_image(2).publish(registry, REPO), tmp_path)
+        digest = small_image(2).publish(registry, REPO)
+        pull_from(registry, digest, tmp_path)
+    assert digest in held(tmp_path)
 
 
 def test_an_unknown_authority_is_refused(tmp_path: Path, certificates: Certificates) -> None:

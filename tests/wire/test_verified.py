@@ -98,8 +98,11 @@ def test_c2_06_a_consumer_that_stops_early_still_finds_the_tampered_end() -> Non
 
 
 def test_closing_twice_is_closing_once() -> None:
-    reader = VerifiedReader(cut(DATA), DIGEST, len(DATA), "blob")
+    pieces = list(cut(DATA))
+    left = iter(pieces)
+    reader = VerifiedReader(left, DIGEST, len(DATA), "blob")
     reader.close()
+    assert next(left, None) is None
     reader.close()
 
 
