@@ -154,10 +154,12 @@ def test_imports_inside_functions_are_seen(tmp_path: Path) -> None:
 def test_files_and_functions_stay_small() -> None:
     """Architecture, Style: a file over 400 lines or a function over 40 asks to be split."""
     long = []
-    for path in (p for package in OURS for p in python_files(package)):
+    for path in (p for package in (*OURS, "layers", "bench", "tests") for p in python_files(package)):
         text = path.read_text()
         if (lines := text.count("\n")) > 400:
             long.append(f"{path.relative_to(ROOT)}: {lines} lines")
+        if path.is_relative_to(ROOT / "tests"):
+            continue  # the classes of its servers stand in functions
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 first = node.body[1] if ast.get_docstring(node) and len(node.body) > 1 else node.body[0]
