@@ -12,6 +12,7 @@ PYTEST_ARGS ?=
 help:
 	@echo 'make demo    build, verify and run examples/quickstart (under two minutes)'
 	@echo 'make test    everything that CI runs: lint, types, all tests, real clients'
+	@echo 'make test-quick  those without real clients and the long ones'
 	@echo 'make lint    ruff, mypy and shellcheck'
 	@echo 'make bench   the table of speeds and sizes, side by side with other tools'
 	@echo 'make soak    long random loops (not part of make test)'

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from oci_builder.model.errors import ConflictError, OciBuilderError, SpecError, TransportError, disk_code, show
+from oci_builder.store.writeback import sync
 
 
 def io_error(error: OSError, path: Path | str) -> TransportError:
@@ -72,7 +73,7 @@ def create_exclusively(path: Path, data: bytes, *, mode: int = 0o644, code: str 
     try:
         # link(2) fails where the name exists; rename(2) would replace it.
         os.link(temp, path)
-        _sync_folder(path.parent)
+        sync(path.parent)
     except FileExistsError:
         raise ConflictError(code, f"{show(str(path))} exists and is never rewritten", where=str(path)) from None
     except OSError as error:
@@ -90,7 +91,7 @@ def replace_file(path: Path, data: bytes, *, mode: int = 0o644) -> None:
     temp = _write_temp(path, data, mode)
     try:
         temp.replace(path)
-        _sync_folder(path.parent)
+        sync(path.parent)
     except OSError as error:
         _remove(temp)
         raise io_error(error, path) from None
@@ -199,11 +200,3 @@ def _remove(temp: Path) -> None:
     # On a read-only disk even a file that is not there cannot be removed; the first error is the one to tell.
     with suppress(OSError):
         temp.unlink()
-
-
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -21,6 +21,7 @@ from oci_builder.model.digest import Digest
 from oci_builder.model.errors import IntegrityError, disk_error, read_error
 from oci_builder.store.ingest import Ingest, lock_part
 from oci_builder.store.records import Records
+from oci_builder.store.writeback import sync
 from oci_builder.wire.source import FileRange
 
 _BLOCK = 1 << 20
@@ -167,7 +168,7 @@ class DirStore:
     def admit(self, digest: Digest, part: Path) -> None:
         """Make a finished, synced file visible as a blob; called by ``Ingest.commit``."""
         os.replace(part, self.path(digest))
-        _sync_folder(self._blobs)
+        sync(self._blobs)
         self._records.vouch(digest, os.stat(self.path(digest)))
         self._used.add(digest)
 
@@ -257,14 +258,6 @@ def _hash_file(path: Path) -> Digest:
     except OSError as error:
         raise read_error(error, "reading a blob") from None
     return Digest.from_hex(hashed.hexdigest())
-
-
-def _sync_folder(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def layout_marker() -> bytes:

@@ -18,6 +18,7 @@ from oci_builder.rootfs.host import host_plan
 from oci_builder.rootfs.layers import layer_keys
 from oci_builder.rootfs.scan_fingerprint import fingerprint, fingerprints
 from oci_builder.store.cache import BuildCache
+from oci_builder.store.writeback import sync
 
 # No tier can have this name.
 _FILES = "files/"
@@ -79,14 +80,6 @@ def _host_identity(spec: Spec) -> str | None:
     return None if key is None else key.hex()
 
 
-def _sync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
 def _stat(path: Path) -> list[int]:
     found = os.stat(path)
     return [found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns]
@@ -139,7 +132,7 @@ class Outputs:
                 (self.out / name).unlink(missing_ok=True)
             for name in (*others, *records):
                 if name in records:  # an archive that a power cut damaged is found out by its SHA-256 there
-                    _sync(staging / name)
+                    sync(staging / name)
                 self._move(staging / name, name)
             os.fsync(folder)
             if key is not None:
