@@ -28,11 +28,11 @@ from oci_builder.cli.common import (
 )
 from oci_builder.cli.gpus import GPU, GpuCommand
 from oci_builder.cli.signals import ending_statuses
-from oci_builder.model.errors import CheckFailed, ConflictError, OciBuilderError, SpecError, TransportError, show
+from oci_builder.model.errors import CheckFailed, ConflictError, OciBuilderError, SpecError, show
 from oci_builder.model.events import Emit
 from oci_builder.model.receipts import Check
 from oci_builder.model.report import Finding, Report
-from oci_builder.release.files import create_exclusively
+from oci_builder.release.files import create_exclusively, require_file_place
 
 
 class Which(NamedTuple):
@@ -142,11 +142,7 @@ def _require_place(receipt: Path | None) -> None:
         return
     if os.path.lexists(receipt):
         raise ConflictError("release.exists", f"{receipt} is there already, and a receipt is never written anew")
-    folder = receipt.absolute().parent
-    if not folder.is_dir():
-        raise SpecError("spec.path", f"there is no folder {show(str(folder))} for the receipt", where=str(receipt))
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise TransportError("io.readonly", f"{show(str(folder))} is not writable: no receipt", where=str(receipt))
+    require_file_place(receipt)
 
 
 def _shown(report: Report, ran: Sequence[Check], quiet: bool, untried: Sequence[Check] = ()) -> Report:

@@ -26,7 +26,6 @@ from oci_builder.model.errors import FormatError
 from oci_builder.model.jsontext import dump_json
 from oci_builder.release.packages import Contents
 
-MEDIA_TYPE = "application/vnd.cyclonedx+json"
 SUFFIX = ".cdx.json"
 _NAMESPACE = uuid.UUID("6f0c3d5e-8c1b-5d5c-9f0a-3f6a7d1c2b90")
 _PROPERTY = "oci-builder:"

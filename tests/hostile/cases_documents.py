@@ -10,7 +10,6 @@ from typing import Any
 from tests.lab.archives import OCI, Lab, Members, descriptor, dump, entry, files, sha, tar, with_
 
 Case = tuple[str, str, Lab, str | None]
-EMPTY = b"{}"
 
 
 def upper(value: dict[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from oci_builder.judge.path import is_member_name
 from oci_builder.judge.whole import read_image
 from oci_builder.model.events import Emit, Event
 from oci_builder.model.limits import Limits
-from oci_builder.payload.readiness.collect import Scratch, entries_delta, io_error, take
+from oci_builder.payload.readiness.collect import Scratch, io_error, take, tree_delta
 from oci_builder.payload.readiness.tree import Delta, Tree, overlay
 from oci_builder.wire.compress import Options, decode_chunks, sniff
 from oci_builder.wire.source import FileRange
@@ -58,7 +58,7 @@ def _read_stream(path: Path, source: FileRange, reading: Reading) -> Tree:
     if is_member_name(first):
         return image_tree(path, reading)
     reader = _reader(path, source, _counted(str(path), source, reading.emit), reading)
-    return Tree(overlay([entries_delta(reader, reader)]))
+    return Tree(overlay([tree_delta(reader)]))
 
 
 def _reader(path: Path, source: FileRange, chunks: Iterator[bytes], reading: Reading) -> TarReader:

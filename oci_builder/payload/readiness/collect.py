@@ -18,7 +18,6 @@ from typing import BinaryIO
 
 from oci_builder.model.errors import OciBuilderError, SpecError, TransportError, disk_error
 from oci_builder.model.events import Emit, Event, silent
-from oci_builder.model.limits import DEFAULT_LIMITS, Limits
 from oci_builder.payload.fatbin import MemorySource
 from oci_builder.payload.readiness.facts import FileFacts, wanted, wants_path
 from oci_builder.payload.readiness.tree import Delta, Node
@@ -31,26 +30,16 @@ _HEAD = 8
 _KINDS = {Kind.FILE: "file", Kind.DIR: "dir", Kind.SYMLINK: "link"}
 
 
-def layer_delta(chunks: Iterable[bytes | memoryview], where: str, *, limits: Limits = DEFAULT_LIMITS) -> Delta:
-    """Read one layer's tar to its end.
-
-    Args:
-        chunks: the uncompressed bytes.
-        where: the layer, for messages.
+def tree_delta(reader: TarReader) -> Delta:
+    """Read the tar of a layer, or of a whole tree, to its end.
 
     Raises:
         FormatError, PolicyError: as ``TarReader``.
         TransportError: ``io.space``, ``io.error`` of the scratch file.
     """
-    reader = TarReader(chunks, limits=limits, where=where)
-    return entries_delta(reader, reader)
-
-
-def entries_delta(reader: TarReader, entries: Iterable[TarEntry]) -> Delta:
-    """As ``layer_delta``, for a reader that is under way: ``entries`` are the ones to take, read to the end."""
     delta = Delta()
     with Scratch() as scratch:
-        for entry in entries:
+        for entry in reader:
             take(delta, entry, reader, scratch)
     return delta
 
