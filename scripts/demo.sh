@@ -58,9 +58,13 @@ if [ ! -x "$venv/bin/oci-builder" ] || [ ! -x "$venv/bin/uv" ]; then
 fi
 
 run() {  # say what comes, show the command as one would type it, then run it
-  local what=$1
+  local what=$1 word
   shift
-  printf '\n$ oci-builder %s\n' "$*"
+  printf '\n$ %s' "$venv/bin/oci-builder"
+  for word; do  # quoted where a shell would take it apart
+    case $word in '' | *[!A-Za-z0-9_./:=-]*) printf ' %s' "${word@Q}" ;; *) printf ' %s' "$word" ;; esac
+  done
+  echo
   if [ -t 2 ]; then say "$what" && "$venv/bin/oci-builder" "$@"; else busy "$what" "$venv/bin/oci-builder" "$@"; fi
 }
 

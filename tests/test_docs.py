@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from oci_builder.cli import cli
+from oci_builder.model import errors
 from oci_builder.model.limits import Limits
 from tests.test_imports import PLACES, ROOT
 
@@ -31,6 +32,38 @@ def test_the_readme_names_real_verbs() -> None:
     table = re.findall(r"^\| (`.*?) \|", (ROOT / "README.md").read_text(), re.M)
     named = {word for row in table for word in re.findall(r"`(\w+)", row)}
     assert named and named <= set(cli.commands)
+
+
+def test_the_readme_names_every_verb() -> None:
+    named = re.findall(r"`(?:oci-builder )?(\w+)", (ROOT / "README.md").read_text())
+    assert sorted(set(cli.commands) - set(named)) == []
+
+
+def test_every_page_is_reached_from_the_readme() -> None:
+    seen, left = set(), {ROOT / "README.md"}
+    while left:
+        page = left.pop()
+        seen.add(page)
+        links = re.findall(r"\]\((?!https?:)([^)#]+\.md)", page.read_text())
+        left |= {(page.parent / link).resolve() for link in links} - seen
+    assert [p.name for p in PAGES if p not in seen] == []
+
+
+def raised() -> set[tuple[int, str]]:
+    """Exit status and code of every error that the package raises by name."""
+    kinds = {name: kind.exit_status for name, kind in vars(errors).items() if isinstance(kind, type)
+             and issubclass(kind, errors.OciBuilderError) and kind is not errors.OciBuilderError}  # fmt: skip
+    call = re.compile(rf"\b({'|'.join(kinds)})\(\s*\"([a-z0-9_.]+)\"")
+    text = "\n".join(path.read_text() for path in (ROOT / "oci_builder").rglob("*.py"))
+    return {(kinds[name], code) for name, code in call.findall(text)}
+
+
+def test_the_table_of_exit_statuses_has_every_code() -> None:
+    rows = re.findall(r"^\| (\d) \| .* \| (.+) \|$", (ROOT / "docs/json.md").read_text(), re.M)
+    begins = {int(status): tuple(re.findall(r"`([\w.]+)`", codes)) for status, codes in rows}
+    found = raised()
+    assert len(found) > 100
+    assert [(status, code) for status, code in sorted(found) if not code.startswith(begins[status])] == []
 
 
 def test_the_readme_is_one_screen() -> None:

@@ -325,9 +325,16 @@ def read_trust(path: Path) -> TrustPolicy:
     """Read a trust policy file.
 
     Raises:
-        FormatError, SpecError: as ``parse_trust``.
+        FormatError, SpecError: as ``parse_trust``; SpecError: ``spec.path``.
         TransportError: ``io.*``.
     """
+    try:
+        path.lstat()
+    except FileNotFoundError:
+        message = f"no policy of trusted keys at {show(str(path))}: name one with --trust"
+        raise SpecError("spec.path", message, where=str(path)) from None
+    except (OSError, ValueError):
+        pass  # reading says what it is
     return parse_trust(read_file(path, DEFAULT_LIMITS.document), str(path))
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -61,3 +63,55 @@ def test_even_with_its_key_trusted_no_b200_gate_takes_its_hardware(receipt: Path
     assert verdict.statement is not None
     assert len(wanted) >= 3
     assert all(_wrong_hardware(hardware, verdict.statement.predicate.host) for hardware in wanted)
+
+
+CHECKS = RELEASES / "supporting/checks-h200-x2"
+
+
+def details(receipt: str) -> dict[str, dict[str, Any]]:
+    """Check -> what it measured, of a signed receipt; only those that ran and said something."""
+    payload = json.loads(base64.b64decode(json.loads((CHECKS / f"{receipt}.receipt.json").read_bytes())["payload"]))
+    ran = ((c["name"], c["details"].get("details")) for c in payload["predicate"]["checks"])
+    return {name: said["details"] for name, said in ran if said and said["details"]}
+
+
+def generation(run: str, found: dict[str, Any]) -> list[str]:
+    """The rows of the table of generation."""
+    rows = []
+    for mode in ("eager", "compiled"):
+        engine, value = found["engine"][mode], found[mode]
+        control = "{:.1f}, {:.2f}".format(*value["control"])
+        rows.append(f"| `{run}`, {mode} | {engine['attention']} | {engine['compilation']} | {value['mean']:.4f} "
+                    f"| {value['largest']:.3f} | {control} | {found['seconds'][mode]} |")  # fmt: skip
+    return rows
+
+
+def test_the_page_says_what_the_receipts_say() -> None:
+    alone, text = details("alone"), (CHECKS / "README.md").read_text()
+    flashinfer = json.loads((CHECKS / "flashinfer.json").read_bytes())["checks"][0]["details"]
+    rows = [*generation("alone", alone["generation"]), *generation("flashinfer", flashinfer)]
+    names = {"sdpa": "sdpa", "flash_attention_2": "flash_attention_2", "nemo_automodel": "NeMo Automodel's loader"}
+    for key, name in names.items():
+        value = alone["training"][key]
+        rows.append(f"| {name} | {value['first']:.4f} | {value['last']:.4f} | {value['token_off']:.3f} "
+                    f"| {value['gradient_off']:.3f} |")  # fmt: skip
+    assert [row for row in rows if row not in text] == []
+    assert f"(float32 on the CPU: {alone['training']['sdpa']['cpu_float32']:.4f})" in text
+
+
+@pytest.mark.parametrize(("tier", "pattern"), [("automodel", r"flash_attn: at most ([\d.e-]+\d)"),
+                                               ("vllm", r"own copy\): at most ([\d.e-]+\d)")])  # fmt: skip
+def test_no_operator_was_further_off_than_the_page_says(tier: str, pattern: str) -> None:
+    said = re.search(pattern, (CHECKS / "README.md").read_text())
+    both = [details(receipt)[f"operators:{tier}"] for receipt in ("root", "rootless")]
+    errors = [e for found in both for o in found.values() if isinstance(o, dict) for e in o.get("errors", {}).values()]
+    assert said is not None and len(errors) > 4
+    assert max(errors) <= float(said[1])
+
+
+def test_the_page_says_what_the_exchange_gave() -> None:
+    text = " ".join((CHECKS / "README.md").read_text().split())
+    root, rootless = (details(receipt)["nccl"] for receipt in ("root", "rootless"))
+    assert f"{root['bus_gb_s']} GB/s as root, {rootless['bus_gb_s']} GB/s as an ordinary user" in text
+    assert "{:.4f} to {:.4f} on both".format(*root["fully_shard"]) in text
+    assert root["fully_shard"] == rootless["fully_shard"] and f"NCCL {root['nccl'][0]}" in text

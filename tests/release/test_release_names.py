@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ from oci_builder.release.signing import save_key
 from tests.release.built import KEY, make_build, make_spec, recorded_by_hand
 
 pytest.importorskip("cyclonedx", reason="needs cyclonedx: pip install oci-builder[payload]")
+ROOT = Path(__file__).resolve().parents[2]
 Run = Callable[..., tuple[int, str, str]]
 
 
@@ -78,6 +80,16 @@ def test_a_wrong_name_is_a_wrong_input(verb: str, option: str, value: str, run: 
 def test_a_subject_that_is_not_there_is_a_wrong_input(words: tuple[str, ...], run: Run) -> None:
     status, _, err = run(*words)
     assert (status, err.startswith("error[")) == (2, True), err
+
+
+def test_a_receipt_is_shown_where_no_policy_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
+    receipt = next((ROOT / "releases/supporting").rglob("*.receipt.json"))
+    monkeypatch.chdir(tmp_path)
+    status, out, _ = run("receipt", "show", str(receipt))
+    assert (status, json.loads(out)["answer"]) == (1, "cannot tell")
+    for words in (("show", "--trust", "releases/trust.json"), ("verify",)):
+        status, _, err = run("receipt", *words, str(receipt))
+        assert (status, "--trust" in err) == (2, True), err
 
 
 @pytest.mark.parametrize(
