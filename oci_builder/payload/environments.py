@@ -25,8 +25,9 @@ from oci_builder.model.spec import LockTier, RequirementsTier
 from oci_builder.model.specvalues import read_input
 from oci_builder.payload import compilers
 from oci_builder.payload.checkout import check_commit, clone, file_at, top_of, untracked
-from oci_builder.payload.inventory import from_lock, from_requirements, inventory, local_sources, normalize
+from oci_builder.payload.inventory import from_lock, from_requirements, inventory, local_sources
 from oci_builder.payload.lists import all_there, check_list, keep_packages
+from oci_builder.payload.names import normalize
 from oci_builder.payload.partial import making, put
 from oci_builder.payload.uv import UV_VERSION, Interpreter, Programs, Uv, probe_links
 from oci_builder.payload.uv_cache import drop_other_builds, note_builds, origins

@@ -9,12 +9,11 @@ from collections.abc import Iterator, Mapping
 from email.message import Message
 from email.parser import BytesHeaderParser
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from oci_builder.model.redact import redact_url
-
-if TYPE_CHECKING:
-    from oci_builder.payload.uv_cache import Origin
+from oci_builder.payload.names import normalize
+from oci_builder.payload.uv_cache import Origin
 
 _HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
 _PINNED = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)(?:\[[^]]*\])?\s*(==|@)\s*([^\s;\\]+)")
@@ -140,15 +139,6 @@ def licence(headers: Message) -> str:
         return " OR ".join(sorted(classifiers))
     lines = str(headers.get("License") or "").strip().splitlines()
     return lines[0][:120] if lines else ""
-
-
-def normalize(package: str) -> str:
-    """PEP 503 form of a package name.
-
-    >>> normalize("Flash_Attn")
-    'flash-attn'
-    """
-    return re.sub(r"[-_.]+", "-", package).lower()
 
 
 def _licence_files(folder: Path, headers: Message) -> Iterator[str]:

@@ -20,7 +20,8 @@ from typing import Any
 
 from oci_builder.model.errors import disk_error, show
 from oci_builder.model.jsontext import dump_json
-from oci_builder.payload.inventory import licence, normalize
+from oci_builder.payload.inventory import licence
+from oci_builder.payload.names import normalize
 
 FOLDER = "licences"
 MOST_BYTES = 4 << 20  # of one text; the longest met is 0.6 MB

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from oci_builder.model.errors import SpecError, show
-from oci_builder.payload.inventory import normalize
+from oci_builder.payload.names import normalize
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _ENTRY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\s*(?:\[[^]]*\])?\s*(?:@\s*(?P<url>\S+)|[=<>!~])")

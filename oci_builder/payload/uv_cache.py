@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from oci_builder.model.jsontext import dump_json
-from oci_builder.payload.inventory import normalize
+from oci_builder.payload.names import normalize
 from oci_builder.payload.partial import beside
 
 _SHA256 = re.compile(rb"Sha256\xd9@([0-9a-f]{64})")

@@ -18,7 +18,8 @@ from typing import Any
 from oci_builder.model.errors import FormatError, PolicyError, show
 from oci_builder.model.jsontext import load_json
 from oci_builder.model.redact import redact_url
-from oci_builder.payload.inventory import licence, normalize
+from oci_builder.payload.inventory import licence
+from oci_builder.payload.names import normalize
 from oci_builder.release.system import system_packages, wants_system
 from oci_builder.release.walk import Data, Walk, walk
 from oci_builder.transports.wanted import WantedImage

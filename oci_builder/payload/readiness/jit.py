@@ -8,9 +8,10 @@ from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase
 
 from oci_builder.model.errors import show
+from oci_builder.payload.names import normalize
 from oci_builder.payload.readiness.allow import Rules, Tool
 from oci_builder.payload.readiness.arch import Target
-from oci_builder.payload.readiness.packages import Packages, canonical
+from oci_builder.payload.readiness.packages import Packages
 from oci_builder.payload.readiness.report import ERROR, NOTE, WARNING, Row
 from oci_builder.payload.readiness.tree import Tree
 
@@ -78,7 +79,7 @@ def judge_versions(tree: Tree, packages: Packages, rules: Rules, target: Target)
     """Rows for versions that must be equal and are not: package families, exact pins, one toolkit's tools."""
     for rule in rules.equal:
         for site, installed in sorted(packages.by_site.items()):
-            found = {n: installed[canonical(n)].version for n in rule.packages if canonical(n) in installed}
+            found = {n: installed[normalize(n)].version for n in rule.packages if normalize(n) in installed}
             if len({_public(v) for v in found.values()}) > 1:
                 listed = ", ".join(f"{n} {v}" for n, v in found.items())
                 yield Row(ERROR, "pkg.equal", show(site)[1:-1], f"{listed} must be equal: {rule.reason}", actual=listed)

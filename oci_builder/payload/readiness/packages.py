@@ -7,17 +7,12 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from oci_builder.payload.names import normalize
 from oci_builder.payload.readiness.tree import Tree
 
-_SEPARATORS = re.compile(r"[-_.]+")
 _PIN = re.compile(r"^Requires-Dist: ([A-Za-z0-9._-]+)(?:\[[^\]]*\])?\s*\(?==\s*([^\s;,)*]+)\)?\s*(?:;\s*(.*))?$")
 # An import package that no record names: its first folder below the environment.
 _SITE = re.compile(rb"\A(.*(?:site|dist)-packages)/([^/]+)")
-
-
-def canonical(name: str) -> str:
-    """The normalised name of a distribution."""
-    return _SEPARATORS.sub("-", name).lower()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +68,7 @@ class Packages:
 
     def named(self, name: str) -> Iterator[Package]:
         """The package of that name in each environment that has it."""
-        return (p[canonical(name)] for p in self.by_site.values() if canonical(name) in p)
+        return (p[normalize(name)] for p in self.by_site.values() if normalize(name) in p)
 
     def site_of(self, path: bytes) -> bytes | None:
         """The environment that a path lies in."""
@@ -90,8 +85,8 @@ def _package(site: bytes, text: str) -> Package:
             fields.setdefault(key, value.strip())
         pin = _PIN.match(line)
         if pin and _holds(pin[3]):
-            pins.append((canonical(pin[1]), pin[2]))
-    return Package(canonical(fields.get("Name", "?")), fields.get("Version", "?"), site, tuple(pins))
+            pins.append((normalize(pin[1]), pin[2]))
+    return Package(normalize(fields.get("Name", "?")), fields.get("Version", "?"), site, tuple(pins))
 
 
 def _holds(marker: str | None) -> bool:
