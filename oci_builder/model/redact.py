@@ -27,6 +27,8 @@ _HEADER = re.compile(
 )
 _SCHEME = re.compile(r"(?P<head>\b(?:bearer|basic)\s+)(?=[^\s]*[0-9+/=_.-])[A-Za-z0-9+/=_.~-]{16,}", re.IGNORECASE)
 _COOKIE = re.compile(r"(?P<head>\b(?:set-)?cookie[\"']?\s*:\s*)[^\r\n]+", re.IGNORECASE)
+# As Docker's configuration keeps it: base64 of user:password.
+_AUTH = re.compile(r"(?P<head>\"auth\"\s{0,8}:\s{0,8}\")[A-Za-z0-9+/]{8,8000}={0,2}")
 # tiktoken is a package, /etc/passwd is a file, and == compares a version.
 _NAMES = r"(?:password|(?<!/)passwd|passphrase|secret|(?<!tik)token|api_?key|access_?key)"
 _ASSIGNED = re.compile(
@@ -37,6 +39,8 @@ _SECRET_KEY = re.compile(rf".*{_NAMES}\Z", re.IGNORECASE | re.DOTALL)
 _SHAPES = re.compile(
     r"\b(?:hf_[A-Za-z0-9]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_[A-Za-z0-9_]{20,}|npm_[A-Za-z0-9]{30,}"
     r"|xox[abeoprs]-[A-Za-z0-9-]{10,}|(?:AKIA|ASIA)[A-Z0-9]{16}|AIza[A-Za-z0-9_-]{30,}|a[ks]-[A-Za-z0-9]{20,}|nvapi-[A-Za-z0-9_-]{20,}"
+    r"|AGE-SECRET-KEY-1[A-Z0-9]{20,}|SG\.[A-Za-z0-9_-]{16,}\.[A-Za-z0-9_-]{16,}|hooks\.slack\.com/services/T[A-Za-z0-9/]{20,}"
+    r"|AccountKey=[A-Za-z0-9+/=]{20,}|LS0tLS1CRUdJTi[A-Za-z0-9+/=]{20,}"
     r"|pypi-[A-Za-z0-9_-]{40,}|sk_live_[A-Za-z0-9]{20,}|glpat-[A-Za-z0-9_-]{20,}|sk-[A-Za-z0-9_-]{20,}|eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,})"
 )
 _PEM = re.compile(
@@ -56,6 +60,7 @@ _SHORTEST_NAMED = 6  # of a value that is secret by its variable's name: "test" 
 # A rule with marks, one of which a text must hold: most texts are paths, and there may be a hundred thousand of them.
 _RULES = (
     (("=",), _QUERY), (("=", ":"), _HEADER), ((" ",), _SCHEME), ((":",), _COOKIE), (("=", ":"), _ASSIGNED),
+    (('"auth"',), _AUTH),
 )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import bz2
 import lzma
+import re
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 
@@ -26,7 +27,11 @@ HEAD = 1024
 
 
 class NotOpened(Exception):
-    """A container, or the rest of it, cannot be read here: encrypted, damaged, too large. The message says why."""
+    """A container, or the rest of it, cannot be read here: damaged, too large. The message says why."""
+
+
+class MemberClosed(NotOpened):
+    """One member cannot be read here: encrypted, damaged; those behind it can be."""
 
 
 TOO_MUCH = "it holds more than is opened"
@@ -36,8 +41,11 @@ _LOCAL = b"PK\3\4"
 _MEMORY = 128 << 20
 _FIXED = 30
 _ENCRYPTED = 1
+_STREAMED = 8
 _STORED, _DEFLATED = 0, 8
+_ZIP64 = 1
 _UNKNOWN = 0xFFFFFFFF
+_DESCRIPTOR = re.compile(rb"PK\x07\x08(?=.{8})", re.DOTALL)
 
 
 def kind_of(head: bytes) -> str:
@@ -54,6 +62,7 @@ def kind_of(head: bytes) -> str:
 _MAGICS = (
     (b"\x1f\x8b\x08", "gzip"), (b"\x28\xb5\x2f\xfd", "zstd"), (b"\xfd7zXZ\0", "xz"), (b"BZh", "bzip2"), (_LOCAL, "zip"),
     (b"7z\xbc\xaf\x27\x1c", "7z"), (b"Rar!\x1a\x07", "rar"), (b"LZIP\x01", "lzip"), (b"!<arch>\ndebian-binary", "deb"),
+    (b"\xed\xab\xee\xdb", "rpm"), (b"\4\x22\x4d\x18", "lz4"), (b"070701", "cpio"), (b"hsqs", "squashfs"),
 )  # fmt: skip
 
 
@@ -100,6 +109,10 @@ def _streams(
     """All streams of a file, one after the other; what follows the last one is none of ours."""
     pull, out = Pull(chunks), 0
     while head := bytes(pull.peek(3)):
+        if pull.offset and not any(head):  # xz may pad
+            piece = bytes(pull.some(_PIECE))
+            pull.push_back(piece.lstrip(b"\0"))
+            continue
         if pull.offset and not head.startswith((b"\xfd7z", b"BZh")):
             return
         inflater = make()
@@ -119,10 +132,11 @@ def _streams(
 
 
 def _zip(chunks: Iterable[Chunk], limits: Limits, where: str) -> Iterator[Member]:
-    """Its members in order. Read each before the next is asked for, or never.
+    """Its members in order. Read each before the next is asked for.
 
     Raises:
-        NotOpened: a member is encrypted, of an odd compression, or cut off.
+        MemberClosed: by a member's content: it is encrypted, damaged, or of an odd compression.
+        NotOpened: a member is cut off.
     """
     pull, left = Pull(chunks), [limits.layer_size]
     while _seek(pull):
@@ -130,13 +144,15 @@ def _zip(chunks: Iterable[Chunk], limits: Limits, where: str) -> Iterator[Member
         if len(header) < _FIXED:
             return
         flags, method = header[6] | header[7] << 8, header[8] | header[9] << 8
-        size = int.from_bytes(header[18:22], "little")
         name = bytes(pull.take(int.from_bytes(header[26:28], "little")))
-        pull.take(int.from_bytes(header[28:30], "little"))
+        size = _size(header, bytes(pull.take(int.from_bytes(header[28:30], "little"))))
         if flags & _ENCRYPTED or method not in (_STORED, _DEFLATED):
             what = "encrypted" if flags & _ENCRYPTED else f"compressed by method {method}"
-            raise NotOpened(f"a member is {what}")
-        content = _deflated(pull, left) if method == _DEFLATED else _stored(pull, size, flags)
+            content: Iterator[Chunk] = _closed(pull, size, f"a member is {what}")
+        elif method == _DEFLATED:
+            content = _deflated(pull, left)
+        else:
+            content = _streamed(pull) if flags & _STREAMED and not size else _stored(pull, size)
         yield name, content
         for _ in content:
             pass
@@ -155,12 +171,43 @@ def _seek(pull: Pull) -> bool:
     return False
 
 
-def _stored(pull: Pull, size: int, flags: int) -> Iterator[Chunk]:
-    # Written as a stream, its size stands after it: the next header ends it, and the container's own bytes have it.
-    left = 0 if flags & 8 or size == _UNKNOWN else size
-    while left and (piece := pull.some(min(left, _PIECE))):
-        left -= len(piece)
+def _size(header: bytes, extra: bytes) -> int:
+    """The compressed size; a large one stands in an extra field, behind the plain size (APPNOTE 4.5.3)."""
+    size, at = int.from_bytes(header[18:22], "little"), 0
+    while size == _UNKNOWN and at + 4 <= len(extra):
+        kind, length = int.from_bytes(extra[at : at + 2], "little"), int.from_bytes(extra[at + 2 : at + 4], "little")
+        if kind == _ZIP64:
+            first = 12 if header[22:26] == _UNKNOWN.to_bytes(4, "little") else 4
+            return int.from_bytes(extra[at + first : at + first + 8], "little")
+        at += 4 + length
+    return size
+
+
+def _stored(pull: Pull, size: int) -> Iterator[Chunk]:
+    while size and (piece := pull.some(min(size, _PIECE))):
+        size -= len(piece)
         yield piece
+
+
+def _streamed(pull: Pull) -> Iterator[Chunk]:
+    """Stored, with its size behind it: it ends where a descriptor says the size that it has."""
+    count = 0
+    while head := bytes(pull.peek(_PIECE)):
+        ends = (m.start() for m in _DESCRIPTOR.finditer(head))
+        end = next((at for at in ends if head[at + 8 : at + 12] == (count + at & _UNKNOWN).to_bytes(4, "little")), -1)
+        taken = end if end >= 0 else max(len(head) - 11, 0) if len(head) == _PIECE else len(head)
+        yield bytes(pull.take(taken))
+        count += taken
+        if end >= 0:
+            return
+    raise NotOpened("a member has no end")
+
+
+def _closed(pull: Pull, size: int, why: str) -> Iterator[Chunk]:
+    for _ in _stored(pull, size):
+        pass
+    yield from ()
+    raise MemberClosed(why)
 
 
 def _deflated(pull: Pull, left: list[int]) -> Iterator[bytes]:
@@ -172,7 +219,8 @@ def _deflated(pull: Pull, left: list[int]) -> Iterator[bytes]:
         try:
             data = inflater.decompress(piece, _OUT)
         except DeflateError as error:
-            raise NotOpened(f"not deflate data ({error})") from None
+            pull.push_back(piece)
+            raise MemberClosed(f"a member is not deflate data ({error})") from None
         left[0] -= len(data)
         if left[0] < 0:
             raise NotOpened(TOO_MUCH)

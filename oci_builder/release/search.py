@@ -18,6 +18,8 @@ from oci_builder.release.shapes import LONGEST, RULES, URL, Rule
 WINDOW = 1 << 20
 # A match that begins here, before the end of a window, is left to the next one: it may go on.
 _OVERLAP = 2 * LONGEST
+# Labels are larger than the texts that they belong to where those are small; more texts than an overlap has room for.
+_MOST_LABELS = _OVERLAP + (4 << 10)
 _BEFORE = 80
 _CONTEXT = 600
 _NEARBY = 300
@@ -73,6 +75,8 @@ class Search:
 
     def begin(self, label: object) -> None:
         """What is fed from now on belongs to another text."""
+        if len(self._labels) > _MOST_LABELS:
+            self._search(max(self._done, len(self._buffer) - _OVERLAP))
         self._buffer += b"\n"
         self._labels.append((len(self._buffer), label))
 

@@ -58,15 +58,18 @@ class ScanOptions:
 
 # Files that hold nothing but credentials, whatever they look like.
 _PATHS = re.compile(
-    rb"(?:.*/)?(?:\.netrc|\.pypirc|\.git-credentials|\.aws/credentials|\.ssh/id_[a-z0-9]+|\.dockerconfigjson"
+    rb"(?:.*[/!])?(?:\.netrc|\.pypirc|\.git-credentials|\.aws/credentials|\.ssh/id_[a-z0-9]+|\.dockerconfigjson"
     rb"|\.config/gh/hosts\.yml|\.pgpass|\.boto|\.s3cfg|\.vault-token|\.kaggle/kaggle\.json|\.cargo/credentials(?:\.toml)?"
     rb"|\.config/gcloud/application_default_credentials\.json|\.gnupg/private-keys-v1\.d/[^/]+\.key"
-    rb"|\.huggingface/token|\.cache/huggingface/(?:token|stored_tokens)|\.kube/config)"
-)
+    rb"|\.huggingface/token|\.cache/huggingface/(?:token|stored_tokens)|\.kube/config)", re.DOTALL,
+)  # fmt: skip
+# What a file in a file was packed by: etc/pip.conf.gz! holds what is called etc/pip.conf.
+_PACKED = re.compile(rb"(?:\.(?:gz|bz2|xz|zst))?!\Z")
 _WEIGHT_NAMES = re.compile(
     rb".*\.(?:safetensors|gguf|ggml|ckpt|nemo|distcp|pth|pt|onnx|tflite|engine|plan)"
     rb"|(?:.*/)?(?:pytorch_)?model[^/]*\.bin|(?:.*/)?consolidated[^/]*\.bin"
-    rb"|(?:.*/)?(?:flax_model[^/]*\.msgpack|tf_model[^/]*\.h5)", re.IGNORECASE,
+    rb"|(?:.*/)?(?:flax_model[^/]*\.msgpack|tf_model[^/]*\.h5)",
+    re.IGNORECASE | re.DOTALL,
 )
 
 
@@ -87,7 +90,12 @@ def secret_finding(kind: str, where: str, path: bytes, secret: bytes = b"") -> F
 
 def holds_credentials(path: bytes) -> bool:
     """Whether a file of this name holds nothing but credentials, whatever they look like."""
-    return _PATHS.fullmatch(path) is not None
+    return _PATHS.fullmatch(judged_by(path)) is not None
+
+
+def judged_by(path: bytes) -> bytes:
+    """The name that a file, or what a compressed one holds, is judged by."""
+    return _PACKED.sub(b"", path) if path.endswith(b"!") else path
 
 
 def weights_finding(path: bytes, size: int, head: bytes, where: str, options: ScanOptions) -> Finding | None:

@@ -197,9 +197,9 @@ LONGEST = 16 << 10
 
 # What holds addresses, for machines: a password in one is meant. Documentation is full of https://user:password@host.
 CONFIG = re.compile(
-    rb"(?:.*/)?(?:pip\.conf|\.?pypirc|uv\.toml|\.condarc|\.gitconfig|\.git/config|\.npmrc|\.yarnrc(?:\.yml)?"
-    rb"|direct_url\.json|etc/apt/sources\.list(?:\.d/[^/]+)?|etc/environment|\.docker/config\.json)"
-)
+    rb"(?:.*[/!])?(?:pip\.conf|\.?pypirc|uv\.toml|\.condarc|\.gitconfig|\.git/config|\.npmrc|\.yarnrc(?:\.yml)?"
+    rb"|direct_url\.json|etc/apt/sources\.list(?:\.d/[^/]+)?|etc/environment|\.docker/config\.json)", re.DOTALL,
+)  # fmt: skip
 URL = Rule(
     "password of an address", b"://", re.compile(rb"://[^\s/@:\"'<>${}]{0,200}:[^\s/@\"'<>${}]{1,400}@"),
     lambda text: True,

@@ -11,11 +11,12 @@ from oci_builder.model.errors import OciBuilderError, PolicyError
 from oci_builder.model.events import Emit, Event
 from oci_builder.model.limits import DEFAULT_LIMITS, Limits
 from oci_builder.model.report import Finding
-from oci_builder.release.inside import OPENERS, TOO_MUCH, NotOpened, kind_of, peeked
+from oci_builder.release.inside import OPENERS, TOO_MUCH, MemberClosed, NotOpened, kind_of, peeked
 from oci_builder.release.search import Hit, Search
 from oci_builder.release.secrets import (
     ScanOptions,
     holds_credentials,
+    judged_by,
     names_weights,
     place_of,
     secret_finding,
@@ -32,6 +33,10 @@ _MOST_TOLD = 10
 # More say nothing more, and would be kept in memory.
 _MOST_FINDINGS = 10_000
 _INSIDE = b"!"
+# A member costs time however small it is, a container more: so many bytes of what is opened at most.
+_PRICE, _PRICE_OPENING = 4 << 10, 16 << 10
+# Paths inside are kept for each of a window's texts, and a container's own name may be 64 KiB.
+_LONGEST_PLACE = 1024
 
 
 @dataclass(slots=True)
@@ -89,6 +94,7 @@ class Sweep:
         self._search = Search(self._hit, options.own)
         self._links = Links(options)
         self._seen: set[tuple[Place, bytes]] = set()
+        self._let: list[str] = []  # in the container that is open: its own bytes may show the same
         self._opened = 0
         self._closed: list[str] = []
         self._closed_count = 0
@@ -144,7 +150,7 @@ class Sweep:
             return
         if kind:
             self._note_closed(place, f"a {kind} archive")
-        settings = CONFIG.fullmatch(place[1]) is not None
+        settings = CONFIG.fullmatch(judged_by(place[1])) is not None
         into = Search(self._hit, self.options.own, addresses=True) if settings else search
         into.begin(place)
         for chunk in chunks:
@@ -172,7 +178,7 @@ class Sweep:
         own.begin(place)
         stream = _Tee(chunks, own)
         inner = Search(self._hit, self.options.own)
-        before = len(self.found.findings)
+        before, allowed = len(self.found.findings), len(self._let)
         try:
             if depth >= _DEPTH:
                 raise NotOpened(f"{depth} deep in others")
@@ -185,26 +191,39 @@ class Sweep:
             pass
         own.end()
         inner.end()
-        known = {finding.actual for finding in self.found.findings[before:]}
+        known = {finding.actual for finding in self.found.findings[before:]}.union(self._let[allowed:])
         for hit in outside:
             if f"sha256 {hashlib.sha256(hit.secret).hexdigest()}" not in known:
                 self._hit(hit)
+        if not depth:
+            self._let.clear()
 
     def _open(self, kind: str, place: Place, stream: _Tee, inner: Search, depth: int) -> None:
+        room = self._pay(_PRICE_OPENING)
+        limits = replace(DEFAULT_LIMITS, layer_size=room, entry_size=room)
+        if kind == "tar":
+            reader = TarReader(self._counted(stream), limits=limits, where=place[1].decode("utf-8", "replace"))
+            for entry in reader:
+                self._pay(_PRICE)
+                self._entry(inner, entry, reader.data(), _within(place, entry.name), reader.extended, depth)
+            return
+        for name, content in OPENERS[kind](stream, limits, "it"):
+            self._pay(_PRICE)
+            member = _within(place, name)
+            inner.begin(member)
+            inner.feed(name)
+            try:
+                self.file(member, 0, self._counted(content), inner, depth)
+            except MemberClosed as error:
+                self._note_closed(member, str(error))
+
+    def _pay(self, price: int) -> int:
+        """What may still be opened."""
+        self._opened += price
         room = self.options.opened + 8 * self.found.size - self._opened
         if room <= 0:
             raise NotOpened(TOO_MUCH)
-        limits = replace(DEFAULT_LIMITS, layer_size=room, entry_size=room)
-        where, prefix = place[0], place[1] + _INSIDE
-        if kind == "tar":
-            reader = TarReader(self._counted(stream), limits=limits, where=prefix.decode("utf-8", "replace"))
-            for entry in reader:
-                self._entry(inner, entry, reader.data(), (where, prefix + entry.name), reader.extended, depth)
-            return
-        for name, content in OPENERS[kind](stream, limits, "it"):
-            inner.begin((where, prefix + name))
-            inner.feed(name)
-            self.file((where, prefix + name), 0, self._counted(content), inner, depth)
+        return room
 
     def _counted(self, chunks: Iterable[Chunk]) -> Iterator[Chunk]:
         for chunk in chunks:
@@ -212,23 +231,38 @@ class Sweep:
             yield chunk
 
     def _note_closed(self, place: Place, why: str) -> None:
+        if self.options.lets(place[1]):
+            return
         self._closed_count += 1
-        if len(self._closed) < _MOST_TOLD and not self.options.lets(place[1]):
+        if len(self._closed) < _MOST_TOLD:
             self._closed.append(f"{place_of(*place)} ({why[:200]})")
 
     # -- findings --------------------------------------------------------------------------------------------------
 
     def _hit(self, hit: Hit) -> None:
         place: Place = hit.label  # type: ignore[assignment]
-        key = (place, hashlib.sha256(hit.secret).digest())
-        if key not in self._seen and len(self._seen) < _MOST_FINDINGS and not self.options.lets(place[1], hit.secret):
+        digest = hashlib.sha256(hit.secret)
+        key = (place, digest.digest())
+        if key in self._seen or len(self._seen) >= _MOST_FINDINGS:
+            return
+        if not self.options.lets(place[1], hit.secret):
             self._seen.add(key)
             self.add(secret_finding(hit.kind, *place, hit.secret))
+        elif len(self._let) < _MOST_FINDINGS:
+            self._let.append(f"sha256 {digest.hexdigest()}")
 
     def add(self, finding: Finding) -> None:
         """Take a finding that was made elsewhere."""
         if len(self.found.findings) < _MOST_FINDINGS:
             self.found.findings.append(finding)
+
+
+def _within(place: Place, name: bytes) -> Place:
+    """The place of a container's member."""
+    path = place[1] + _INSIDE + name
+    if len(path) > _LONGEST_PLACE:
+        path = path[: _LONGEST_PLACE // 2] + b"..." + path[-_LONGEST_PLACE // 2 :]
+    return place[0], path
 
 
 class _Tee:

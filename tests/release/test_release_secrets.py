@@ -55,6 +55,12 @@ TOKENS = {
 }
 
 
+BARE = (
+    "AGE-SECRET-KEY-1" + letters(58, "QPZRY9X8GF2TVDW0S3JN54KHCE6MUA7L"), f"SG.{letters(22)}.{letters(43)}",
+    base64.b64encode(pem().encode()).decode(),
+)  # fmt: skip
+
+
 def kinds(data: bytes, path: bytes = b"opt/rt/a.txt", options: ScanOptions | None = None, cut: int = 1000) -> list[str]:
     chunks = [data[i : i + cut] for i in range(0, len(data), cut)]
     return [f.message.split(" in ")[0] for f in scan_file(path, len(data), chunks, options=options)]
@@ -190,7 +196,11 @@ class TestRedaction:
             ("HF_TOKEN=plainvalue123 cmd", "plainvalue123"),
             ('{"password": "open-sesame"}', "open-sesame"),
             ("accessToken: abcdef", "abcdef"),
+            ('{"auth": "cm9ib3Q6czNjcmV0"}', "cm9ib3Q6czNjcmV0"),
+            ("to https://hooks.slack.com/services/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", "q1W2e3R4"),
+            ("DefaultEndpointsProtocol=https;AccountKey=q1W2e3R4t5Y6u7I8o9P0/SdF+x==", "q1W2e3R4"),
             *((f"see {t}", t) for t in TOKENS.values() if not t.startswith(('"auth"', "pypi"))),
+            *((f"see {t}", t) for t in BARE),
         ],
     )
     def test_a_secret_is_gone(self, text: str, secret: str) -> None:
