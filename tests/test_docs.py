@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import doctest
+import importlib
 import re
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import pytest
 from oci_builder.cli import cli
 from oci_builder.model import errors
 from oci_builder.model.limits import Limits
-from tests.test_imports import PLACES, ROOT
+from tests.test_imports import PLACES, ROOT, python_files
 
 PAGES = sorted(p for p in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")))
 UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
@@ -20,6 +22,22 @@ UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 def test_links_lead_somewhere(page: Path) -> None:
     links = re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text())
     assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_tests_that_a_page_names_are_there(page: Path) -> None:
+    named = re.findall(r"`(?:tests/)?((?:\w+/)*test_\w+\.py)`", page.read_text())
+    assert [name for name in named if not (ROOT / "tests" / name).exists()] == []
+
+
+EXAMPLES = [path for path in python_files("oci_builder") if ">>> " in path.read_text()]
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.stem)
+def test_examples_in_docstrings_give_what_they_say(path: Path) -> None:
+    dotted = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    done = doctest.testmod(importlib.import_module(dotted))
+    assert done.attempted and not done.failed
 
 
 def test_the_table_of_limits_is_the_limits() -> None:

@@ -150,7 +150,7 @@ def record(key: bytes, value: bytes) -> bytes:
     """One record, with its own length in front.
 
     >>> record(b"path", b"x")
-    b'10 path=x\\n'
+    b'9 path=x\\n'
     """
     body = b" " + key + b"=" + value + b"\n"
     length = len(body) + len(str(len(body)))
