@@ -5,11 +5,14 @@ from __future__ import annotations
 import doctest
 import importlib
 import re
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
+from chroot_exec.protocol import Check
 from oci_builder.cli import cli
+from oci_builder.execution.run import load_checks, runner_error
 from oci_builder.model import errors
 from oci_builder.model.limits import Limits
 from tests.test_imports import PLACES, ROOT, python_files
@@ -73,7 +76,10 @@ def raised() -> set[tuple[int, str]]:
              and issubclass(kind, errors.OciBuilderError) and kind is not errors.OciBuilderError}  # fmt: skip
     call = re.compile(rf"\b({'|'.join(kinds)})\(\s*\"([a-z0-9_.]+)\"")
     text = "\n".join(path.read_text() for path in (ROOT / "oci_builder").rglob("*.py"))
-    return {(kinds[name], code) for name, code in call.findall(text)}
+    runner = "\n".join(path.read_text() for path in (ROOT / "chroot_exec").glob("*.py"))
+    codes = re.findall(r'"((?:request|user|gpu|exec|sandbox|state)\.[a-z_]+)"', runner)
+    theirs = {(runner_error({"code": code, "message": ""}).exit_status, code) for code in codes}
+    return theirs | {(kinds[name], code) for name, code in call.findall(text)}
 
 
 def test_the_table_of_exit_statuses_has_every_code() -> None:
@@ -82,6 +88,16 @@ def test_the_table_of_exit_statuses_has_every_code() -> None:
     found = raised()
     assert len(found) > 100
     assert [(status, code) for status, code in sorted(found) if not code.startswith(begins[status])] == []
+
+
+def test_the_example_of_checks_is_one_and_every_key_is_named(tmp_path: Path) -> None:
+    text = (ROOT / "docs/json.md").read_text().partition("<!-- checks -->")[2]
+    example = re.search(r"```json\n(.*?)```", text, re.S)
+    assert example
+    (tmp_path / "checks.json").write_text(example[1])
+    assert [check.result for check in load_checks(tmp_path / "checks.json")] == ["exit", "json"]
+    named = {key for row in re.findall(r"^\| (`.*?) \|", text, re.M) for key in re.findall(r"`(\w+)`", row)}
+    assert named == {field.name for field in fields(Check)}
 
 
 def test_the_readme_is_one_screen() -> None:
