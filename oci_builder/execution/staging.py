@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from chroot_exec.errors import RunnerError
-from chroot_exec.teardown import remove_tree
+from chroot_exec.teardown import mounts_below, remove_tree
 from oci_builder.execution.companions import container_record, unpacked_size
 from oci_builder.execution.hashes import file_sha256, read_record, require_unchanged, write_record
 from oci_builder.model.digest import Digest
@@ -226,6 +226,13 @@ def _record(unpacked: Unpacked, root: Path) -> dict[str, Any]:
     return {"manifest": unpacked.manifest, "config": config, "fingerprint": fingerprint(root)}
 
 
+def require_unmounted(folder: Path) -> None:
+    """Raise TransportError ``io.busy`` where something is mounted at or below a folder."""
+    standing = mounts_below(str(folder))
+    if standing:
+        raise TransportError("io.busy", f"{show(standing[-1])} is mounted", where=str(folder))
+
+
 def discard(folder: Path) -> None:
     """Remove a staged tree; absent is fine. Follows no link and crosses no mount.
 
@@ -259,7 +266,14 @@ def staged_trees(cache: Path) -> Iterator[StagedTree]:
         if not folder.is_symlink() and _TREE.fullmatch(folder.name):
             record = folder / _RECORD
             with suppress(FileNotFoundError):
-                yield StagedTree(folder, record.stat().st_mtime if record.exists() else folder.stat().st_ctime)
+                yield StagedTree(folder, _taken_at(record) or folder.lstat().st_ctime)
+
+
+def _taken_at(record: Path) -> float:
+    try:
+        return record.stat().st_mtime
+    except OSError:  # absent, or another user's
+        return 0.0
 
 
 def staged_in_use(tree: StagedTree) -> bool:

@@ -83,9 +83,16 @@ def _sources(folder: Path, uses: Mapping[str, float]) -> Iterator[Holding]:
         if kind:
             # A checkout has its objects in the bare repositories, its submodules in others.
             lent = place.rglob(".git/objects/info/alternates") if kind == "checkout" else ()
-            needs = {Path(line).parent for file in lent for line in file.read_text().splitlines()}
+            needs = {Path(os.fsdecode(line)).parent for file in lent for line in _lines(file)}
             used = max(uses.get(f"{FOLDER}/{place.name}", 0.0), changed_at(place))
             yield Holding(kind, place, used, tuple(sorted(needs)))
+
+
+def _lines(file: Path) -> list[bytes]:
+    try:
+        return file.read_bytes().splitlines() if file.is_file() else []
+    except OSError:
+        return []
 
 
 def _with_needs(holding: Holding, wheels: Mapping[tuple[int, int], Path], pythons: list[Holding]) -> Holding:
@@ -115,6 +122,8 @@ def _wheels(cache: Path) -> Iterator[Holding]:
     """
     links: dict[str, list[Path]] = {}
     for link in archive_links(cache):
+        if link.parent.resolve() != link.parent:
+            continue  # not in uv's cache, but behind a link in it
         links.setdefault(os.path.basename(os.readlink(link)), []).append(link)
     for bucket in _buckets(cache, "archive"):
         for place in _real(bucket):
@@ -138,7 +147,7 @@ def _interpreters(folder: Path) -> Iterator[Holding]:
     links = [place for place in plain(folder) if place.is_symlink()]
     for place in _real(folder):
         if not place.name.startswith("."):
-            beside = tuple(link for link in links if link.resolve() == place.resolve())
+            beside = tuple(link for link in links if os.path.realpath(link) == os.path.realpath(place))
             yield Holding("interpreter", place, changed_at(place), beside=beside)
 
 

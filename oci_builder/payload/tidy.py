@@ -20,13 +20,14 @@ from typing import Any
 from oci_builder.model.events import Emit, Event
 from oci_builder.model.jsontext import dump_json
 from oci_builder.payload.partial import PARTIAL, beside
-from oci_builder.store.locks import alone
+from oci_builder.store.locks import alone, give_to_owner, lock_file
 
 KEPT_BUILDS = 2
 # Of what no record names (made before there were records, or by a build that failed).
 KEPT_SECONDS = 7 * 86400.0
 # A use is written down once in so long, where nothing else has changed.
 _RECENT_SECONDS = 3600.0
+_LAST = 1 << 40
 LOCK = ".in-use.lock"
 _USES = "uses.json"
 _MADE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*-[0-9a-f]{20}")
@@ -40,7 +41,7 @@ def in_use(work: Path) -> Iterator[None]:
         OSError: the disk.
     """
     work.mkdir(parents=True, exist_ok=True)
-    with (work / LOCK).open("a") as file:
+    with lock_file(work / LOCK) as file:
         with suppress(OSError):  # a file system without locks: then tidy does nothing either
             fcntl.flock(file, fcntl.LOCK_SH)
         yield
@@ -159,13 +160,14 @@ def _sweep(work: Path) -> None:
 def _write(work: Path, uses: dict[str, list[list[str]]], known: set[str], when: dict[str, float]) -> None:
     place = beside(work / _USES)
     place.write_bytes(dump_json({"uses": uses, "known": sorted(known), "when": {w: int(t) for w, t in when.items()}}))
+    give_to_owner(place)
     place.replace(work / _USES)
 
 
 def _read(work: Path) -> dict[str, Any]:
     try:
         found = json.loads((work / _USES).read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 
@@ -185,7 +187,7 @@ def _known(work: Path) -> set[str]:
 def _when(work: Path) -> dict[str, float]:
     when = _read(work).get("when")
     found = when.items() if isinstance(when, dict) else ()
-    return {who: float(at) for who, at in found if isinstance(at, int) and not isinstance(at, bool)}
+    return {who: float(at) for who, at in found if isinstance(at, int) and 0 <= at < _LAST}
 
 
 def _names(uses: dict[str, list[list[str]]]) -> set[str]:

@@ -198,10 +198,18 @@ class DirStore:
         kept = set(keep)
         gone = [digest for digest in self.digests() if digest not in kept]
         for digest in gone:
-            self.path(digest).unlink(missing_ok=True)
-            self._records.drop(digest)
+            self.remove(digest)
         self.sweep()
         return gone
+
+    def remove(self, digest: Digest) -> None:
+        """Remove a blob, and what was remembered beside it; absent is fine.
+
+        Raises:
+            OSError: the disk; the blob stays then.
+        """
+        self.path(digest).unlink(missing_ok=True)
+        self._records.drop(digest)
 
     def sweep(self) -> None:
         """Remove what dead processes left of ingests that cannot be resumed."""

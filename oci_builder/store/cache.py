@@ -26,6 +26,7 @@ CREATE TABLE IF NOT EXISTS blocks (
 ) WITHOUT ROWID;
 """
 _WAIT_SECONDS = 30.0
+_MAGIC, _PAGE = b"SQLite format 3\0", 4096
 _SIGN = 1 << 63
 
 Identity = tuple[int, int, int, int, int]
@@ -150,6 +151,16 @@ class BuildCache:
         with self._lock, contextlib.suppress(sqlite3.Error):
             if self._database is not None:
                 self._database.execute("VACUUM")
+
+
+def is_build_cache(path: Path) -> bool:
+    """Whether a file is a build cache, of any version, and nobody else's database."""
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+            head = file.read(_PAGE)
+    except OSError:
+        return False
+    return head.startswith(_MAGIC) and all(b"CREATE TABLE %s" % name in head for name in (b"hashes", b"blocks"))
 
 
 def _open(path: Path) -> sqlite3.Connection:

@@ -3,10 +3,38 @@
 from __future__ import annotations
 
 import fcntl
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TextIO
+
+
+def lock_file(path: Path) -> TextIO:
+    """Open a file to lock it, made when absent.
+
+    Raises:
+        OSError: it cannot be made or opened.
+    """
+    try:
+        file = path.open("x")
+    except FileExistsError:
+        return path.open("a")
+    give_to_owner(file.fileno(), path.parent)
+    return file
+
+
+def give_to_owner(made: Path | int, folder: Path | None = None) -> None:
+    """What root makes among somebody's files is theirs, who could not open it otherwise.
+
+    Args:
+        made: a path, or an open file's descriptor.
+        folder: whose owner is meant; by default the one that ``made`` lies in.
+    """
+    if os.geteuid() == 0:
+        with suppress(OSError):
+            owner = os.stat(folder if folder is not None else Path(str(made)).parent)
+            os.chown(made, owner.st_uid, owner.st_gid)
 
 
 @contextmanager
@@ -16,7 +44,7 @@ def alone(path: Path) -> Iterator[None]:
     Raises:
         OSError: the file cannot be made, or its file system has no locks.
     """
-    with path.open("a") as file:
+    with lock_file(path) as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
@@ -24,7 +52,7 @@ def alone(path: Path) -> Iterator[None]:
 @contextmanager
 def alone_now(path: Path) -> Iterator[bool]:
     """As ``alone``, but gives False at once where somebody else is inside."""
-    with path.open("a") as file:
+    with lock_file(path) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -64,7 +64,7 @@ class Records:
         if known is None:
             try:
                 known = json.loads((self._folder / f"{digest.hex}.json").read_text())
-            except (OSError, ValueError):
+            except (OSError, ValueError, RecursionError):
                 return {}
             if not isinstance(known, dict):
                 return {}

@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PRELUDE = """
 import json, os, sys, time
 from pathlib import Path
-from oci_builder import cache as module
+from oci_builder.cache import removal as module
 from oci_builder.build import BuildOptions, build
 from oci_builder.cache import PruneOptions, prune_cache
 place = Path(sys.argv[1])

@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 
-from oci_builder import cache as module
 from oci_builder.cache import DAY, PruneOptions, prune_cache, show_cache
+from oci_builder.cache import contents as looking
+from oci_builder.cache import removal as module
 from oci_builder.model.errors import TransportError
 from oci_builder.payload.tidy import LOCK
 from oci_builder.payload.tidy import in_use as in_use_by_a_build
@@ -213,10 +214,10 @@ def test_what_a_build_removes_while_a_cache_is_looked_at_is_looked_for_again(
             raise FileNotFoundError(errno.ENOENT, "gone", str(work))
         return really(work)
 
-    really = module.payload_held
-    monkeypatch.setattr(module, "payload_held", look)
+    really = looking.payload_held
+    monkeypatch.setattr(looking, "payload_held", look)
     assert show_cache(place / "cache").size > 0 and len(looks) == 3
-    monkeypatch.setattr(module, "payload_held", lambda work: os.stat(work / "absent"))
+    monkeypatch.setattr(looking, "payload_held", lambda work: os.stat(work / "absent"))
     with pytest.raises(TransportError):
         show_cache(place / "cache")
 

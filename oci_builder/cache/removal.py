@@ -1,41 +1,25 @@
-"""``cache show`` and ``cache prune``: what a cache holds, and which of it goes.
-
-A prune decides by what it measured, then takes the lock that builds share, looks again, and moves what nobody has used
-since aside; a build that starts meanwhile waits for that moment only, and the disk is freed after it. What a killed
-prune moved aside goes with the next one.
-"""
+"""What of a cache goes, and how it goes while others use the rest."""
 
 from __future__ import annotations
 
 import os
-import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from oci_builder.execution.staging import discard, remove_staged, staged_in_use, staged_trees
-from oci_builder.model.errors import OciBuilderError, SpecError, disk_error, show
-from oci_builder.model.events import Emit, Event, silent
-from oci_builder.model.settings import timestamp
-from oci_builder.payload.holdings import foreign_payload, payload_held
+from oci_builder.cache.contents import ASIDE, RECORD, Contents, built, cache_folder, contents, row, runs
+from oci_builder.execution.staging import discard, remove_staged, require_unmounted, staged_trees
+from oci_builder.model.errors import OciBuilderError, disk_error, show
+from oci_builder.model.events import Emit, silent
 from oci_builder.payload.tidy import LOCK, forget_uses
-from oci_builder.store.holdings import Holding, Sizes, choose, in_order
-from oci_builder.store.locks import alone, alone_now, in_use
-from oci_builder.store.upkeep import blobs_held, changed_at, foreign_blobs, plain, remove_blobs
+from oci_builder.store.holdings import Holding, choose, in_order
+from oci_builder.store.locks import alone, alone_now, give_to_owner
+from oci_builder.store.upkeep import plain, remove_blobs
 
 DAY = 86400.0
-_RECORD, _ASIDE = "build.sqlite", ".pruned.partial-"
-_AREAS = frozenset({"store", "tiers", "staged", "stages", "installed", "failed", "answers", "locks"})
-_OWN = re.compile(r"build\.sqlite(-journal|-wal|-shm)?|\.prune\.lock|\.link-probe-.*|\.pruned\.partial-\d+")
-_OWN_STAGED = re.compile(r"[0-9a-f]{32}(-\d+)?(\.partial|\.lock)?|sha256-[0-9a-f]{32}\.json|\.record-.*")
-_RUNS = {
-    **{name: ("run", re.compile(r"[a-z0-9-]+-[A-Za-z0-9]+")) for name in ("stages", "failed", "answers")},
-    "installed": ("installation", re.compile("[0-9a-f]{16}")),
-}  # fmt: skip
-_LOOKS = 5
 _BLOBS = ("blob", "partial download", "quarantine")
 
 
@@ -52,45 +36,6 @@ class PruneOptions:
     keep_days: float | None = None
     max_size: int | None = None
     dry_run: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Contents:
-    """What a cache holds.
-
-    Attributes:
-        cache: its folder.
-        holdings: oldest use first.
-        sizes: of the holdings.
-        foreign: what is none of the cache's own, links included.
-    """
-
-    cache: Path
-    holdings: Sequence[Holding]
-    sizes: Sizes
-    foreign: Sequence[Path]
-
-    @property
-    def size(self) -> int:
-        """Bytes of all holdings, each file once."""
-        return self.sizes.of(one.place for one in self.holdings)
-
-    def kinds(self) -> dict[str, dict[str, Any]]:
-        """Kind -> how many, how large (each file once in a kind), when the last of them was used."""
-        out: dict[str, dict[str, Any]] = {}
-        for kind in dict.fromkeys(one.kind for one in self.holdings):
-            these = [one for one in self.holdings if one.kind == kind]
-            out[kind] = {
-                "count": len(these), "size": self.sizes.of(one.place for one in these), "used": _stamp(these[-1].used)
-            }  # fmt: skip
-        return out
-
-    def to_json(self) -> dict[str, Any]:
-        """For ``cache show --json``."""
-        return {
-            "cache": str(self.cache), "size": self.size, "kinds": self.kinds(),
-            "holdings": [_row(one, self.sizes) for one in self.holdings], "foreign": [str(p) for p in self.foreign],
-        }  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -120,23 +65,10 @@ class Pruned:
         """For ``cache prune --json``."""
         return {
             "cache": str(self.before.cache), "dry_run": self.dry_run, "freed": self.before.size - self.size,
-            "size": self.size, "removed": [_row(one, self.before.sizes) for one in self.removed],
+            "size": self.size, "removed": [row(one, self.before.sizes) for one in self.removed],
             "in_use": [str(one.place) for one in self.in_use], "foreign": [str(p) for p in self.before.foreign],
             "failed": [{"path": str(place), "code": e.code, "reason": e.message} for place, e in self.failed],
         }  # fmt: skip
-
-
-def show_cache(cache: Path, emit: Emit = silent) -> Contents:
-    """What lies in a cache, how large, when it was last used. Changes nothing.
-
-    Raises:
-        SpecError: ``spec.path``: it is no cache. TransportError: ``io.*``.
-    """
-    folder = _folder(cache)
-    try:
-        return _contents(folder, emit)
-    except OSError as error:
-        raise disk_error(error, "looking at the cache") from None
 
 
 def prune_cache(cache: Path, options: PruneOptions, emit: Emit = silent) -> Pruned:
@@ -147,11 +79,11 @@ def prune_cache(cache: Path, options: PruneOptions, emit: Emit = silent) -> Prun
     Raises:
         SpecError: ``spec.path``: it is no cache. TransportError: ``io.*``; what could not be removed is in the result.
     """
-    folder = _folder(cache)
     before = None if options.keep_days is None else time.time() - options.keep_days * DAY
     try:
+        folder = cache_folder(cache)
         with nullcontext() if options.dry_run else _one_at_a_time(folder):
-            done = _decide(_contents(folder, emit), before, options)
+            done = _decide(contents(folder, emit), before, options)
             if not options.dry_run:
                 _Removal(done, emit).run()
             return done
@@ -192,15 +124,19 @@ class _Removal:
     def _built(self) -> None:
         """What builds use."""
         work = self.cache / "tiers"
-        with self._group(work / LOCK, _built) as going:
+        with self._group(work / LOCK, built) as going:
             blobs = [one for one in going if one.kind in _BLOBS]
-            if blobs:
-                remove_blobs(self.cache / "store", self.cache / _RECORD, blobs)
+            for one, error in remove_blobs(self.cache / "store", self.cache / RECORD, blobs):
+                with self._trying(one):
+                    if error is not None:
+                        raise error
+                    self.done.removed.append(one)
             for one in going:
                 if one.kind == "record":
-                    _unlink(one.place, *one.beside)
+                    with self._trying(one):
+                        _unlink(one.place, *one.beside)
+                        self.done.removed.append(one)
             trees = [one for one in going if one.place.is_relative_to(work)]
-            self.done.removed += [one for one in going if one not in trees]
             aside = self._move(work, trees)
             if trees:
                 with suppress(OSError):  # a full disk: that a build was is of no harm
@@ -209,7 +145,7 @@ class _Removal:
 
     def _ran(self) -> None:
         """What stages use."""
-        with self._group(self.cache / "locks" / LOCK, _runs) as going:
+        with self._group(self.cache / "locks" / LOCK, runs) as going:
             aside = self._move(self.cache, going)
         self._free(aside)
 
@@ -220,8 +156,15 @@ class _Removal:
         if not mine:
             yield []
             return
-        lock.parent.mkdir(exist_ok=True)
-        with alone_now(lock) as free:
+        with ExitStack() as stack:
+            try:
+                _own_folder(lock.parent)
+                free = stack.enter_context(alone_now(lock))
+            except OSError as error:
+                told = disk_error(error, "asking whether the cache is in use")
+                self.done.failed += [(one.place, told) for one in mine]
+                yield []
+                return
             if not free:
                 self.done.in_use += [self.planned[one.place] for one in mine]
                 yield []
@@ -232,14 +175,15 @@ class _Removal:
 
     def _move(self, parent: Path, going: Iterable[Holding]) -> dict[Holding, Path]:
         """Move aside, what leads to a thing first; holding -> where it lies now."""
-        aside = parent / f"{_ASIDE}{os.getpid()}"
+        aside = parent / f".pruned.partial-{os.getpid()}"
         moved = {}
         for number, one in enumerate(going):
             with self._trying(one):
+                require_unmounted(one.place)  # what is mounted in it would move along
                 _unlink(*one.beside)
                 moved[one] = aside / str(number)
                 try:
-                    aside.mkdir(mode=0o700, exist_ok=True)
+                    _own_folder(aside)
                     one.place.rename(moved[one])
                 except OSError:
                     # A disk that is full to the last block, or one that moves no folders (overlayfs): builds wait.
@@ -267,92 +211,6 @@ class _Removal:
             self.done.failed.append((one.place, error))
 
 
-# ---- what there is
-
-
-def _folder(cache: Path) -> Path:
-    """The cache's real folder. An absent one is an empty cache.
-
-    Raises:
-        SpecError: ``spec.path``.
-    """
-    folder = cache.resolve()
-    names = {place.name for place in plain(folder)}
-    if folder.exists() and (not folder.is_dir() or (names and not names & {_RECORD, "store", "tiers", "staged"})):
-        raise SpecError("spec.path", f"{show(str(cache))} is no cache of oci-builder", where=str(cache))
-    return folder
-
-
-def _contents(cache: Path, emit: Emit) -> Contents:
-    held = _held(cache)
-    emit(Event("start", "measure", total=len(held), unit="items"))
-    sizes = Sizes()
-    for one in held:
-        sizes.add(one.place)
-        emit(Event("advance", "measure", 1, unit="items"))
-    emit(Event("done", "measure", unit="items"))
-    return Contents(cache, in_order(held), sizes, list(_foreign(cache)))
-
-
-def _held(cache: Path) -> list[Holding]:
-    for left in reversed(range(_LOOKS)):
-        try:
-            return [
-                *_marked(_built(cache), cache / "tiers" / LOCK), *_marked(_runs(cache), cache / "locks" / LOCK),
-                *_staged(cache / "staged"),
-            ]  # fmt: skip
-        except FileNotFoundError:
-            # A build that is at work removes and renames.
-            if not left:
-                raise
-    raise AssertionError
-
-
-def _built(cache: Path) -> list[Holding]:
-    record = cache / _RECORD
-    known = [place for place in plain(cache) if place.name == _RECORD and place.is_file() and not place.is_symlink()]
-    beside = tuple(Path(f"{record}{end}") for end in ("-journal", "-wal", "-shm"))
-    return [
-        *blobs_held(cache / "store"), *payload_held(cache / "tiers"),
-        *(Holding("record", place, place.stat().st_mtime, beside=beside) for place in known),
-    ]  # fmt: skip
-
-
-def _runs(cache: Path) -> list[Holding]:
-    return [
-        Holding(kind, place, changed_at(place))
-        for name, (kind, pattern) in _RUNS.items() for place in plain(cache / name)
-        if pattern.fullmatch(place.name) and place.is_dir() and not place.is_symlink()
-    ]  # fmt: skip
-
-
-def _staged(folder: Path) -> list[Holding]:
-    trees = staged_trees(folder) if not folder.is_symlink() else ()
-    return [Holding("staged tree", tree.folder, tree.used, busy=staged_in_use(tree)) for tree in trees]
-
-
-def _marked(held: Iterable[Holding], lock: Path) -> list[Holding]:
-    try:
-        busy = in_use(lock)
-    except OSError:
-        busy = False
-    return [replace(one, busy=busy) for one in held]
-
-
-def _foreign(cache: Path) -> Iterator[Path]:
-    for place in plain(cache):
-        if place.is_symlink() or not (_OWN.fullmatch(place.name) or (place.name in _AREAS and place.is_dir())):
-            yield place
-    yield from foreign_blobs(cache / "store")
-    yield from foreign_payload(cache / "tiers")
-    patterns = {"staged": _OWN_STAGED, **{name: pattern for name, (_, pattern) in _RUNS.items()}}
-    for name, pattern in patterns.items():
-        yield from (p for p in plain(cache / name) if p.is_symlink() or not pattern.fullmatch(p.name))
-
-
-# ---- removal
-
-
 @contextmanager
 def _one_at_a_time(cache: Path) -> Iterator[None]:
     with ExitStack() as stack:
@@ -366,7 +224,7 @@ def _sweep(cache: Path) -> list[tuple[Path, OciBuilderError]]:
     """Remove what killed prunes moved aside, as nobody else prunes now; what cannot be removed, with the reason."""
     failed: list[tuple[Path, OciBuilderError]] = []
     for aside in (place for parent in (cache, cache / "tiers") for place in plain(parent)):
-        if aside.name.startswith(_ASIDE) and not aside.is_symlink():
+        if ASIDE.fullmatch(aside.name) and not aside.is_symlink():
             try:
                 _remove(aside)
             except OSError as error:
@@ -382,17 +240,14 @@ def _remove(place: Path) -> None:
         discard(place)
 
 
+def _own_folder(folder: Path) -> None:
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+        give_to_owner(folder)
+
+
 def _unlink(*places: Path) -> None:
     for place in places:
         place.unlink(missing_ok=True)
 
 
-def _stamp(seconds: float) -> str:
-    return timestamp(int(seconds))
-
-
-def _row(one: Holding, sizes: Sizes) -> dict[str, Any]:
-    return {
-        "kind": one.kind, "path": str(one.place), "size": sizes.of([one.place]), "used": _stamp(one.used),
-        "in_use": one.busy,
-    }  # fmt: skip
