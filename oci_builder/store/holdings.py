@@ -80,16 +80,21 @@ class Sizes:
 
 def _walk(top: Path) -> Iterator[os.stat_result]:
     try:
-        yield os.lstat(top)
+        first = os.lstat(top)
     except OSError:
         return
+    yield first
     left = [] if top.is_symlink() or not top.is_dir() else [os.fspath(top)]
     while left:
         try:
             with os.scandir(left.pop()) as entries:
                 for entry in entries:
-                    yield entry.stat(follow_symlinks=False)
-                    if entry.is_dir(follow_symlinks=False):
+                    found = entry.stat(follow_symlinks=False)
+                    folder = stat.S_ISDIR(found.st_mode)
+                    if folder and found.st_dev != first.st_dev:
+                        continue  # mounted there: no room of the cache's, nor to be removed
+                    yield found
+                    if folder:
                         left.append(entry.path)
         except OSError:
             continue

@@ -9,19 +9,21 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
+_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+
 
 def lock_file(path: Path) -> TextIO:
-    """Open a file to lock it, made when absent.
+    """Open a file to lock it, made when absent; no link, and no pipe that would be waited for.
 
     Raises:
         OSError: it cannot be made or opened.
     """
     try:
-        file = path.open("x")
+        fd = os.open(path, _FLAGS | os.O_CREAT | os.O_EXCL, 0o666)
     except FileExistsError:
-        return path.open("a")
-    give_to_owner(file.fileno(), path.parent)
-    return file
+        return os.fdopen(os.open(path, _FLAGS | os.O_CREAT, 0o666), "a")
+    give_to_owner(fd, path.parent)
+    return os.fdopen(fd, "a")
 
 
 def give_to_owner(made: Path | int, folder: Path | None = None) -> None:

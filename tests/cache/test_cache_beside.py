@@ -21,6 +21,7 @@ from oci_builder.cache import removal as module
 from oci_builder.model.errors import TransportError
 from oci_builder.payload.tidy import LOCK
 from oci_builder.payload.tidy import in_use as in_use_by_a_build
+from oci_builder.store import locks
 from oci_builder.store.locks import alone, in_use
 from tests.cache.lab import (
     ALL,
@@ -159,14 +160,15 @@ def test_what_a_killed_prune_moved_aside_goes_with_the_next(place: Path) -> None
     assert not list((place / "cache/tiers").glob(".pruned*"))
 
 
-@pytest.mark.parametrize("refused", ["mkdir", "rename", "open"])
+@pytest.mark.parametrize("refused", ["mkdir", "rename", "lock_file"])
 def test_a_disk_that_takes_nothing_more_can_be_pruned(
     place: Path, monkeypatch: pytest.MonkeyPatch, refused: str
 ) -> None:
     """Full to the last block, or (rename) an overlay that moves no folders of its lower layers."""
     built(place)
     (place / "cache/tiers" / f"base-{'1' * 20}/base").mkdir(parents=True)
-    really = getattr(Path, refused)
+    owner = locks if refused == "lock_file" else Path
+    really = getattr(owner, refused)
 
     def refuse(path: Path, *words: Any, **more: Any) -> Any:
         fresh = not path.exists() if refused == "mkdir" else refused == "rename" or path.name in (".prune.lock", ".uses.json.lock")
@@ -175,7 +177,7 @@ def test_a_disk_that_takes_nothing_more_can_be_pruned(
         return really(path, *words, **more)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, refused, refuse)
+        patch.setattr(owner, refused, refuse)
         done = prune_cache(place / "cache", ALL)
     assert done.failed == [] and {one.kind for one in done.removed} == {"blob", "environment", "record"}
     assert show_cache(place / "cache").size == 0

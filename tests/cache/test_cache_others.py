@@ -149,6 +149,18 @@ def test_a_tree_with_a_mount_in_it_stays_where_it_is(place: Path) -> None:
     assert precious.read_bytes() == b"mine"
 
 
+@needs_root
+def test_what_another_file_system_holds_takes_no_room_of_the_cache(place: Path) -> None:
+    tree = place / "cache/tiers" / ENVIRONMENT / "mnt"
+    tree.mkdir(parents=True)
+    mount("tmpfs", str(tree), "tmpfs")
+    try:
+        (tree / "large").write_bytes(bytes(4 << 20))
+        assert show_cache(place / "cache").size < 1 << 20
+    finally:
+        umount(str(tree))
+
+
 # ---- several users
 
 
@@ -183,6 +195,17 @@ def test_where_a_lock_cannot_be_had_nothing_goes_and_all_of_it_is_said(place: Pa
     built(place)
     opened(place, 0)
     assert as_nobody(place / "cache") == len(show_cache(place / "cache").holdings) > 0
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_a_lock_that_is_no_file_makes_none_elsewhere_and_is_not_waited_for(place: Path, kind: str) -> None:
+    """What a user may leave for the root who prunes."""
+    lock = place / "cache/locks" / LOCK
+    run = written(place / "cache/stages/build-once/log")
+    lock.parent.mkdir()
+    lock.symlink_to(place / "made") if kind == "link" else os.mkfifo(lock)
+    done = prune_cache(place / "cache", ALL)
+    assert [path for path, _ in done.failed] == [run.parent] and run.exists() and not (place / "made").exists()
 
 
 # ---- times and records that nobody wrote
