@@ -5,12 +5,13 @@ from __future__ import annotations
 import base64
 import http.server
 import os
-import ssl
 import subprocess
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
+
+from tests.lab.certificates import make_certificates
 
 
 @dataclass
@@ -32,8 +33,7 @@ class GitHost:
     server: http.server.ThreadingHTTPServer | None = None
 
     def start(self) -> GitHost:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(*_certificate(self.folder))
+        context = make_certificates(self.folder, "DNS:localhost").server_context()
         self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
         self.server.socket = context.wrap_socket(self.server.socket, server_side=True)
         threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
@@ -46,21 +46,11 @@ class GitHost:
 
     @property
     def ca(self) -> str:
-        return str(self.folder / "host.pem")
+        return str(self.folder / "ca.pem")
 
     def url(self, name: str) -> str:
         assert self.server
         return f"https://localhost:{self.server.server_address[1]}/{name}"
-
-
-def _certificate(folder: Path) -> tuple[Path, Path]:
-    argv = [
-        "openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-keyout",
-        "host.key", "-out", "host.pem", "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost",
-        "-days", "3650",
-    ]  # fmt: skip
-    subprocess.run(argv, cwd=folder, check=True, capture_output=True)
-    return folder / "host.pem", folder / "host.key"
 
 
 def _handler(host: GitHost) -> type[http.server.BaseHTTPRequestHandler]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import http.server
 import socket
 import socketserver
-import ssl
-import subprocess
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from tests.lab.certificates import make_certificates
 
 HUB = "huggingface.co"
 CDN = "cas-bridge.xethub.hf.co"
@@ -68,9 +68,8 @@ class Hub:
         return self.folder / "ca.pem"
 
     def start(self) -> Hub:
-        certificate = make_certificates(self.folder)
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(*certificate)
+        names = f"DNS:{HUB},DNS:*.hf.co,DNS:*.xethub.hf.co,DNS:{ELSEWHERE}"
+        context = make_certificates(self.folder, names).server_context()
         tls = _server(_handler(self))
         tls.socket = context.wrap_socket(tls.socket, server_side=True, do_handshake_on_connect=False)
         proxy = _server(_proxy(self, tls.server_address[1]))
@@ -96,22 +95,6 @@ class _Server(socketserver.ThreadingTCPServer):
 
 def _server(handler: type[socketserver.BaseRequestHandler]) -> _Server:
     return _Server(("127.0.0.1", 0), handler)
-
-
-def make_certificates(folder: Path) -> tuple[Path, Path]:
-    """A CA, and a certificate of the hub's and some other names; (chain, key)."""
-    names = f"subjectAltName=DNS:{HUB},DNS:*.hf.co,DNS:*.xethub.hf.co,DNS:{ELSEWHERE}"
-    (folder / "names").write_text(names)
-
-    def openssl(*argv: str) -> None:
-        subprocess.run(["openssl", *argv], cwd=folder, check=True, capture_output=True)
-
-    curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
-    openssl("req", "-x509", *curve, "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=lab", "-days", "3650")
-    openssl("req", *curve, "-keyout", "hub.key", "-out", "hub.csr", "-subj", "/CN=hub")
-    openssl("x509", "-req", "-in", "hub.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-days", "3650",
-            "-extfile", "names", "-out", "hub.pem")  # fmt: skip
-    return folder / "hub.pem", folder / "hub.key"
 
 
 def _proxy(hub: Hub, port: int) -> type[socketserver.BaseRequestHandler]:
