@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import io
 import json
 import os
 import platform
@@ -90,6 +91,9 @@ def main(argv: Sequence[str]) -> int:
     if options.json and options.json != "-" and (why := unwritable(options.json)):
         print(f"check_runtime.py: {options.json}: {why}", file=sys.stderr)
         return 2
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a reason may have letters that this terminal lacks
+            stream.reconfigure(errors="backslashreplace")
     started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     rows = collect(options)
     outcomes = {r["outcome"] for r in rows}
@@ -122,12 +126,10 @@ def unwritable(place: str) -> str:
 
 def report(rows: Sequence[Row], result: str, place: str | None) -> None:
     """The table, and the JSON where it is wanted."""
-    print(table(rows), file=sys.stderr if place == "-" else sys.stdout)
-    if place == "-":
-        sys.stdout.write(result)
-    elif place:
+    if place and place != "-":  # first of all: the table is for a terminal that may be gone
         Path(place).write_text(result)
-    sys.stdout.flush()
+    print(table(rows), file=sys.stderr if place == "-" else sys.stdout)
+    print(result if place == "-" else "", end="", flush=True)
 
 
 if __name__ == "__main__":

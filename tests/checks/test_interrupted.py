@@ -91,3 +91,26 @@ def test_a_run_that_is_asked_to_end_twice_ends_its_check_and_writes_its_receipt(
         assert runner.wait(30) == 1
     assert json.loads((tmp_path / "receipt.json").read_text())["checks"][0]["reason"] == "interrupted"
     assert not Path("/proc", started.read_text().strip()).exists()
+
+
+@pytest.mark.parametrize(
+    "how",
+    ["| true", "2>&1 >&- | true", "> /dev/full 2>&1", "2>&-", ">&- 2>&-", "2> /dev/null > /dev/null; exit $?"],
+)
+def test_a_receipt_outlives_the_terminal(tmp_path: Path, how: str) -> None:
+    """Nobody reads any more, or the terminal has no such letters: a table that cannot be shown cost the receipt."""
+    answer = {"outcome": "pass", "reason": "█", "details": {"loss": float("nan")}}
+    code = f"import json; print(json.dumps({answer!r}, default=str))".replace("nan", "float('nan')")
+    checks = [{"name": name, "argv": [sys.executable, "-S", "-c", code]} for name in ("a█", "b")]
+    (tmp_path / "list.json").write_text(json.dumps({"checks": checks}))
+    command = '"$0" -S "$1" run --list list.json --json receipt.json'
+    env = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    subprocess.run(
+        ["bash", "-c", f"{command} {how}", sys.executable, str(FILES / "checks")], cwd=tmp_path, env=env, check=False
+    )
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is no JSON")
+
+    receipt = json.loads((tmp_path / "receipt.json").read_text(), parse_constant=refuse)
+    assert [(row["outcome"], row["details"]) for row in receipt["checks"]] == [("pass", {"loss": "nan"})] * 2

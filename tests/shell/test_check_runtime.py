@@ -100,6 +100,21 @@ def test_a_reader_that_leaves_changes_nothing(prefix: Path) -> None:
         assert "Traceback" not in done.stderr and "Broken" not in done.stderr and done.returncode == status
 
 
+def test_results_are_written_though_the_table_cannot_be_shown(prefix: Path, tmp_path: Path) -> None:
+    place = tmp_path / "results.json"
+    argv = ["bash", "-c", '"$@" > /dev/full', "-", PYTHON, "-u", str(prefix / "check_runtime.py"), "--json", str(place)]
+    done = subprocess.run(argv, capture_output=True, text=True)
+    assert "Traceback" not in done.stderr
+    assert json.loads(place.read_text())["checks"]
+
+
+def test_a_terminal_that_lacks_a_letter_gets_the_table(prefix: Path, tmp_path: Path) -> None:
+    odd = prefix.rename(prefix.with_name("vé"))
+    env = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run([PYTHON, str(odd / "check_runtime.py")], capture_output=True, text=True, env=env)
+    assert "Traceback" not in done.stderr and "v\\xe9" in done.stdout
+
+
 @pytest.mark.parametrize(("place", "word"), [("/nonexistent/x", "No such file"), ("/tmp", "a directory")])
 def test_a_result_that_cannot_be_written_is_said_before_checks_run(prefix: Path, place: str, word: str) -> None:
     argv = [PYTHON, str(prefix / "check_runtime.py"), "--json", place]

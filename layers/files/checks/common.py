@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import math
 import os
@@ -12,7 +13,7 @@ import tempfile
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TextIO
 
 # The chroot runner keeps the end of standard output; a result must fit in there whole.
 MOST_REASON = 3000
@@ -97,6 +98,19 @@ def finish(result: Result) -> int:
     sys.stdout.flush()
     print("\n" + json.dumps(result.to_json(), sort_keys=True), flush=True)
     return 0 if result.outcome in ("pass", "deferred") else 1
+
+
+def say(text: str, stream: TextIO | None) -> None:
+    """Write text for people; where nobody reads any more, or letters are missing, what was found must not be lost."""
+    if stream is None:  # closed before this program began
+        return
+    try:
+        encoding = getattr(stream, "encoding", None) or "utf-8"
+        stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+        stream.flush()
+    except (OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError):  # what is buffered would fail again at this program's end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def last_json(text: str) -> Mapping[str, Any] | None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from . import checkpoint
-from .common import CheckFailed, Result, last_json, scratch_folder
+from .common import CheckFailed, Result, last_json, say, scratch_folder
 from .conditions import CACHES, all_conditions, cache_files
 from .process import run
 from .progress import Progress
@@ -100,7 +100,7 @@ class Parts:
         if done.status != 0 or value is None or value.get("outcome") != "pass":
             why = (value or {}).get("reason") or done.stderr[-800:]
             raise CheckFailed(f"{name} ({python}) ended with {done.status}: {why}")
-        sys.stderr.write(f"generation: {name}: done after {done.seconds:.0f} s\n")
+        say(f"generation: {name}: done after {done.seconds:.0f} s\n", sys.stderr)
         return dict(value["details"])
 
 

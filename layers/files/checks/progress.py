@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from .common import say
 from .process import Look
 
 # Seconds without any sign after which nothing will come; and between two lines on standard error.
@@ -56,8 +57,7 @@ class Progress:
         if look.seconds - self._printed >= LINE_EVERY:
             self._printed = look.seconds
             said = f"; it says: {one_line(self.said)[-120:]}" if self.said.strip() else ""
-            sys.stderr.write(f"{self.name}: {self.words()}{said}\n")
-            sys.stderr.flush()
+            say(f"{self.name}: {self.words()}{said}\n", sys.stderr)
         return not self.stuck
 
     def _signs(self, look: Look) -> list[str]:

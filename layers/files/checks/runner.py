@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from . import listing
-from .common import CheckFailed, last_json
+from .common import CheckFailed, finite, last_json, say
 from .gpu import NoGpu, gpu_facts
 from .process import Done, run
 from .progress import Progress, one_line
@@ -41,11 +41,12 @@ def main(given: argparse.Namespace) -> int:
         wanted = chosen(given)
         kept = None if given.json is None else Receipt(given.json)
     except CheckFailed as error:
-        sys.stderr.write(f"checks: {error}\n")
+        say(f"checks: {error}\n", sys.stderr)
         return 2
     receipt = run_all(wanted)
-    print(table(receipt["checks"]), flush=True)
-    if kept is not None and not kept.write(receipt):
+    written = kept is None or kept.write(receipt)
+    say(table(receipt["checks"]) + "\n", sys.stdout)
+    if not written:
         return 1
     return 0 if receipt["outcome"] in ("pass", "deferred") else 1
 
@@ -117,8 +118,8 @@ class Receipt:
                 os.link(file.name, self.path)
                 return True
             except OSError as error:
-                sys.stderr.write(f"checks: no receipt at {self.path}: {error.strerror}; here it is instead\n")
-                print(json.dumps(receipt, indent=1, sort_keys=True), flush=True)
+                say(f"checks: no receipt at {self.path}: {error.strerror}; here it is instead\n", sys.stderr)
+                say(json.dumps(receipt, indent=1, sort_keys=True) + "\n", sys.stdout)
                 return False
 
 
@@ -127,7 +128,7 @@ def run_all(checks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     started = _now()
     rows: list[dict[str, Any]] = []
     for check in checks:
-        sys.stderr.write(f"{check['name']} ...\n")
+        say(f"{check['name']} ...\n", sys.stderr)
         try:
             rows.append(run_one(check))
         except (KeyboardInterrupt, SystemExit):
@@ -162,7 +163,7 @@ def row(check: Mapping[str, Any], done: Done, outcome: str, reason: str, details
     """What the receipt says about one check."""
     return {
         "name": check["name"], "outcome": outcome, "reason": reason, "seconds": round(done.seconds, 2),
-        "argv": list(check["argv"]), "exit": done.status, "left_running": done.left, "details": details,
+        "argv": list(check["argv"]), "exit": done.status, "left_running": done.left, "details": finite(details),
         "stderr": done.stderr[-2000:] if outcome == "fail" else "",
     }  # fmt: skip
 
