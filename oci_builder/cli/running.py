@@ -54,7 +54,8 @@ def show_report(report: Report) -> None:
         named = [f"{what} {subject[what]}" for what in ("manifest", "config") if subject.get(what)][:1]
         say(f"{subject.get('path')}: " + ", ".join([str(subject.get("kind")), *named] if named else ["no one image"]))
     for finding in report.findings:
-        more = f" (expected {finding.expected}, got {finding.actual})" if finding.expected or finding.actual else ""
+        more = f" (expected {finding.expected}, got {finding.actual})" if finding.expected else ""
+        more = more or (f" ({finding.actual})" if finding.actual else "")
         where = "" if show(finding.where) in finding.message else f" {finding.where}"
         say(f"{finding.severity}[{finding.code}]{where}: {finding.message}{more}")
     count = len(report.findings) - len(report.errors)

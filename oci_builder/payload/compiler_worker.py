@@ -12,6 +12,7 @@ profile of its own, which leads to stages that are told the other names (cudafe+
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -34,14 +35,19 @@ def main(settings: str, kind: str, real: str, *said: str) -> NoReturn:
     """Run the real program with the names replaced; it takes this process over."""
     names = known(json.loads(Path(settings).read_bytes()), (os.getcwd(), *said))
     if kind == "nvcc":
-        program = staged_nvcc(Path(settings), find_nvcc(Path(settings).parent, os.environ))
+        real = find_nvcc(Path(settings).parent, os.environ)
+        program = str(staged_nvcc(Path(settings), real))
+        if program == real:
+            os.environ["PATH"] = behind(Path(settings).parent, os.environ)
         # Of a source named from where it lies the line tables hold the folder beside the name, and that as it is.
-        run(str(program), [os.path.abspath(word) if is_source(word) else word for word in said])
+        run(program, [os.path.abspath(word) if is_source(word) else word for word in said])
     if kind == "stage":
         for word in said:
             if word.endswith(".ii") and os.path.isfile(word):
                 rename_lines(Path(word), names)
         run(real, told(said, names))
+    # What is found may be ccache, or a script, which look for the next one of their name: it would be us again.
+    os.environ["PATH"] = behind(Path(settings).parent, os.environ)
     # The last one that fits wins, and the folders inside come last.
     run(real, [*(f"-ffile-prefix-map={folder}={name}" for folder, name in reversed(names)), *said])
 
@@ -53,8 +59,14 @@ def is_source(word: str) -> bool:
 
 def run(program: str, said: Iterable[str]) -> NoReturn:
     """Become the program; status 127 when it cannot be run, as a shell has it."""
+    said = list(said)
     try:
-        os.execv(program, [program, *said])
+        try:
+            os.execv(program, [program, *said])
+        except OSError as error:
+            if error.errno != errno.ENOEXEC:
+                raise
+        os.execv("/bin/sh", ["/bin/sh", program, *said])  # a script that does not say so, which shells run
     except OSError as error:
         print(f"{program}: {error.strerror}", file=sys.stderr)
         sys.exit(127)
@@ -105,13 +117,18 @@ def find_nvcc(own: Path, environ: Mapping[str, str]) -> str:
         found = shutil.which("nvcc", path=os.path.join(environ[name], "bin")) if environ.get(name) else None
         if found:
             return found
-    folders = [folder for folder in environ.get("PATH", "").split(os.pathsep) if folder and Path(folder) != own]
-    return shutil.which("nvcc", path=os.pathsep.join(folders)) or "nvcc"
+    return shutil.which("nvcc", path=behind(own, environ)) or "nvcc"
+
+
+def behind(own: Path, environ: Mapping[str, str]) -> str:
+    """The search path without our folder."""
+    folders = environ.get("PATH", "").split(os.pathsep)
+    return os.pathsep.join(folder for folder in folders if folder and Path(folder) != own)
 
 
 def staged_nvcc(settings: Path, real: str) -> Path:
     """A copy of nvcc whose stages are ours, made once; the real one where it is not laid out as we know it."""
-    home = home_of(real)
+    home = home_of(real, settings.parent)
     programs = {"cudafe++": home / "cudafe++", "cicc": home.parent / "nvvm/bin/cicc", "fatbinary": home / "fatbinary"}
     if not all(path.is_file() for path in (home / "nvcc.profile", *programs.values())):
         return Path(real)
@@ -133,12 +150,13 @@ def staged_nvcc(settings: Path, real: str) -> Path:
     return place / "nvcc"
 
 
-def home_of(real: str) -> Path:
+def home_of(real: str, own: Path) -> Path:
     """The folder of nvcc itself: a system may have a link or a script where it is looked for."""
     home = Path(os.path.realpath(real)).parent
     if not (home / "nvcc.profile").is_file():
         asked = [real, "--dryrun", "-c", "-x", "cu", os.devnull]
-        said = subprocess.run(asked, capture_output=True, text=True, check=False).stderr
+        around = {**os.environ, "PATH": behind(own, os.environ)}
+        said = subprocess.run(asked, env=around, capture_output=True, text=True, errors="replace", check=False).stderr
         found = re.search(r"^#\$ _HERE_=(.+)$", said, re.MULTILINE)
         home = Path(found[1]) if found else home
     return home

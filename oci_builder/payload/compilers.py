@@ -19,7 +19,9 @@ from oci_builder.payload import compiler_worker
 
 FORMAT = 1  # a number more when what is compiled the same way becomes something else
 _WORKER = Path(compiler_worker.__file__)
-_COMPILER = re.compile(r"(?:[a-z0-9_]+-linux-[a-z0-9]+-)?(?:gcc|g\+\+|cc|c\+\+|clang|clang\+\+)(?:-[0-9.]+)?\Z")
+_COMPILER = re.compile(
+    r"(?:[a-z0-9_]+-(?:[a-z0-9_]+-)?linux-[a-z0-9]+-)?(?:gcc|g\+\+|cc|c\+\+|clang|clang\+\+)(?:-[0-9.]+)?\Z"
+)
 # uv's layout, that of the pinned version: a package's unpacked sources, a repository's, an isolated build environment.
 _OF_CACHE = {
     r"/sdists-v\d+/(?:[^/\s\"']+/)+?src(?![^/\s\"'])": "/build/source",

@@ -149,8 +149,38 @@ def test_of_a_preprocessed_source_only_line_markers_change(tmp_path: Path) -> No
     assert file.read_text() == '# 1 "/b/a.h" 1\nchar *x = "/w/a.h";\n# 7 "/w2/a.h"\n  # 1 "/w/b.h"\n'
 
 
+NEXT = """#!/usr/bin/env python3
+import os, shutil, sys
+name = os.path.basename(sys.argv[0])
+behind = [f for f in os.environ["PATH"].split(":") if f != os.path.dirname(os.path.abspath(sys.argv[0]))]
+real = shutil.which(name, path=":".join(behind))
+os.execv(real, [real, *sys.argv[1:]])
+"""
+
+
+@pytest.mark.parametrize("text", [NEXT, 'exec "$REAL" "$@"\n'], ids=["as ccache", "without a first line"])
+def test_a_compiler_that_leads_to_another_one_does_not_come_back_to_us(tmp_path: Path, text: str) -> None:
+    """ccache takes the first of its name on PATH that is not itself, and so do the wrappers of clusters."""
+    real = shutil.which("gcc")
+    if real is None:
+        pytest.skip("needs gcc")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/gcc").write_text(text)
+    (tmp_path / "bin/gcc").chmod(0o755)
+    source = tmp_path / "w/checkout/a.c"
+    source.parent.mkdir(parents=True)
+    source.write_text("const char *where(void) { return __FILE__; }\n")
+    path = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
+    made = with_compilers(tmp_path / "c", tmp_path / "uv", tmp_path / "w/base", path)
+    words = ["gcc", "-c", str(source), "-o", str(tmp_path / "a.o")]
+    done = subprocess.run(words, env={**os.environ, **made, "REAL": real}, capture_output=True, timeout=20)
+    assert done.returncode == 0, done.stderr
+    assert b"/build/project/a.c" in (tmp_path / "a.o").read_bytes()
+
+
 def test_compilers_are_known_by_their_names() -> None:
     yes = ("cc", "g++", "gcc-12", "x86_64-linux-gnu-gcc", "x86_64-linux-gnu-g++-12", "clang++-18", "c++")
+    yes += ("x86_64-conda-linux-gnu-cc",)
     no = ("gccgo", "cc1", "gcc-ar", "gcc-ranlib-12", "clang-format", "ccache", "c++filt", "x86_64-linux-gnu-cpp")
     assert [name for name in yes + no if _COMPILER.match(name)] == list(yes)
 
@@ -169,6 +199,17 @@ def test_our_own_folder_is_not_taken_for_cudas(tmp_path: Path) -> None:
 def test_an_nvcc_that_is_laid_out_otherwise_is_run_as_it_is(tmp_path: Path) -> None:
     worker.write_shim(tmp_path / "nvcc", ["true"])
     assert worker.staged_nvcc(tmp_path / "settings.json", str(tmp_path / "nvcc")) == tmp_path / "nvcc"
+
+
+def test_an_nvcc_that_looks_for_another_one_does_not_find_us(tmp_path: Path) -> None:
+    for name, text in (("bin", NEXT), ("real", "#!/bin/sh\necho real $1\n")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "nvcc").write_text(text)
+        (tmp_path / name / "nvcc").chmod(0o755)
+    path = {"PATH": f"{tmp_path}/bin:{tmp_path}/real:{os.environ['PATH']}"}
+    made = with_compilers(tmp_path / "c", tmp_path / "uv", tmp_path / "w/base", path)
+    done = subprocess.run(["nvcc", "--version"], env={**os.environ, **made}, capture_output=True, timeout=20, text=True)
+    assert done.stdout == "real --version\n", done.stderr
 
 
 def test_without_cuda_no_variable_speaks_of_it(tmp_path: Path) -> None:
