@@ -20,6 +20,7 @@ from typing import Any
 from oci_builder.model.events import Emit, Event
 from oci_builder.model.jsontext import dump_json
 from oci_builder.payload.partial import PARTIAL, beside
+from oci_builder.store.holdings import Sizes
 from oci_builder.store.locks import alone, give_to_owner, lock_file
 
 KEPT_BUILDS = 2
@@ -120,13 +121,9 @@ def _tidy(work: Path, emit: Emit) -> None:
 
 def size_of(folder: Path) -> int:
     """Bytes below a folder, each file once however many names it has."""
-    seen: dict[tuple[int, int], int] = {}
-    for parent, _folders, files in os.walk(folder):
-        for name in files:
-            with suppress(FileNotFoundError):
-                found = os.lstat(os.path.join(parent, name))
-                seen[found.st_dev, found.st_ino] = found.st_blocks * 512
-    return sum(seen.values())
+    sizes = Sizes()
+    sizes.add(folder)
+    return sizes.of([folder])
 
 
 def _turn(work: Path) -> AbstractContextManager[None]:
