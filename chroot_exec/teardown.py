@@ -325,18 +325,56 @@ def remove_tree(path: str) -> None:
 
 
 def _remove(parent: int, name: str, device: int) -> None:
+    """One folder is open at a time: trees of images are deeper than Python's stack, and than files may be open."""
+    at = os.dup(parent)
+    levels = [(_identity(at), [name])]
+    try:
+        while True:
+            names = levels[-1][1]
+            if names:
+                child = _entered(at, names[-1], device)
+                if child is None:
+                    names.pop()
+                    continue
+                os.close(at)
+                at = child
+                levels.append((_identity(at), os.listdir(at)))
+                continue
+            levels.pop()
+            if not levels:
+                return
+            at = _up(at, *levels[-1])
+    finally:
+        os.close(at)
+
+
+def _identity(fd: int) -> tuple[int, int]:
+    info = os.fstat(fd)
+    return info.st_dev, info.st_ino
+
+
+def _entered(parent: int, name: str, device: int) -> int | None:
+    """A folder, opened; anything else is removed."""
     info = os.stat(name, dir_fd=parent, follow_symlinks=False)
     if not stat.S_ISDIR(info.st_mode):
         os.unlink(name, dir_fd=parent)
-        return
+        return None
     if info.st_dev != device:
         raise RunnerError("teardown.busy", f"{name!r} has come to be on another file system; the removal stopped there")
     if info.st_mode & 0o700 != 0o700:
         os.chmod(name, 0o700, dir_fd=parent)
-    fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+    return os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+
+
+def _up(fd: int, parent: tuple[int, int], names: list[str]) -> int:
+    """From an empty folder to the one that it was entered from, where it is removed."""
+    above = os.open("..", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=fd)
     try:
-        for child in os.listdir(fd):
-            _remove(fd, child, device)
-    finally:
-        os.close(fd)
-    os.rmdir(name, dir_fd=parent)
+        if _identity(above) != parent:
+            raise RunnerError("teardown.busy", f"{names[-1]!r} was moved; the removal stopped there")
+        os.rmdir(names.pop(), dir_fd=above)
+    except BaseException:
+        os.close(above)
+        raise
+    os.close(fd)
+    return above

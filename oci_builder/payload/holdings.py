@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -83,16 +84,20 @@ def _sources(folder: Path, uses: Mapping[str, float]) -> Iterator[Holding]:
         if kind:
             # A checkout has its objects in the bare repositories, its submodules in others.
             lent = place.rglob(".git/objects/info/alternates") if kind == "checkout" else ()
-            needs = {Path(os.fsdecode(line)).parent for file in lent for line in _lines(file)}
+            needs = {home for file in lent for home in _lenders(file)}
             used = max(uses.get(f"{FOLDER}/{place.name}", 0.0), changed_at(place))
             yield Holding(kind, place, used, tuple(sorted(needs)))
 
 
-def _lines(file: Path) -> list[bytes]:
+def _lenders(alternates: Path) -> Iterator[Path]:
+    """The repositories that a checkout borrows of, however it calls them (gitrepository-layout(5))."""
     try:
-        return file.read_bytes().splitlines() if file.is_file() else []
+        lines = alternates.read_bytes().splitlines() if alternates.is_file() else []
     except OSError:
-        return []
+        return
+    for line in lines:
+        with suppress(ValueError):  # a zero byte
+            yield Path(os.path.realpath(alternates.parents[1] / os.fsdecode(line))).parent
 
 
 def _with_needs(holding: Holding, wheels: Mapping[tuple[int, int], Path], pythons: list[Holding]) -> Holding:

@@ -161,6 +161,22 @@ def test_what_another_file_system_holds_takes_no_room_of_the_cache(place: Path) 
         umount(str(tree))
 
 
+@pytest.mark.parametrize("where", [f"tiers/{ENVIRONMENT}", "staged/" + "a" * 32])
+def test_a_tree_deeper_than_the_stack_and_than_a_path_may_be_goes(tmp_path: Path, where: str) -> None:
+    """As an image may have it."""
+    top = tmp_path / where
+    top.mkdir(parents=True)
+    at = os.open(top, os.O_RDONLY)
+    for _ in range(2500):
+        os.mkdir("deep", dir_fd=at)
+        below = os.open("deep", os.O_RDONLY, dir_fd=at)
+        os.close(at)
+        at = below
+    os.close(at)
+    done = prune_cache(tmp_path, ALL)
+    assert done.failed == [] and [one.place for one in done.removed] == [top] and not top.exists()
+
+
 # ---- several users
 
 
@@ -240,3 +256,16 @@ def test_a_checkout_whose_alternates_are_no_text_goes(tmp_path: Path, lines: byt
         (info / "alternates").unlink()
         (info / "alternates").mkdir()
     assert [one.kind for one in prune_cache(tmp_path, ALL).removed] == ["checkout"]
+
+
+@pytest.mark.parametrize("said", ["{link}/tiers/sources/{bare}/objects", "../../../{bare}/objects"])
+def test_a_repository_stays_that_a_checkout_calls_by_a_link_or_from_itself(tmp_path: Path, said: str) -> None:
+    """A cache that was reached by a link, as scratch folders often are."""
+    sources, bare = tmp_path / "cache/tiers/sources", f"x-{'b' * 16}.git"
+    (sources / bare / "objects").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("cache")
+    checkout = sources / f"x-{'1' * 12}-{'2' * 16}"
+    text = said.format(link=tmp_path / "link", bare=bare)
+    written(checkout / ".git/objects/info/alternates").write_text(f"{text}\n")
+    needs = [one.needs for one in show_cache(tmp_path / "link").holdings if one.kind == "checkout"]
+    assert needs == [(sources / bare,)]
