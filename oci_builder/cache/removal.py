@@ -206,7 +206,9 @@ class _Removal:
         try:
             yield
         except OSError as error:
-            self.done.failed.append((one.place, disk_error(error, f"removing {show(str(one.place))}")))
+            whole = str(error.filename) == str(one.place)  # else a name in it
+            doing = "removing" if whole else f"removing {show(str(one.place))}:"
+            self.done.failed.append((one.place, disk_error(error, doing)))
         except OciBuilderError as error:
             self.done.failed.append((one.place, error))
 

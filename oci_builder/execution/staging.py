@@ -230,7 +230,8 @@ def require_unmounted(folder: Path) -> None:
     """Raise TransportError ``io.busy`` where something is mounted at or below a folder."""
     standing = mounts_below(str(folder))
     if standing:
-        raise TransportError("io.busy", f"{show(standing[-1])} is mounted", where=str(folder))
+        told = f"{show(standing[-1])} is mounted; nothing below {show(str(folder))} was removed"
+        raise TransportError("io.busy", told, where=str(folder))
 
 
 def discard(folder: Path) -> None:
@@ -241,6 +242,7 @@ def discard(folder: Path) -> None:
     """
     if not os.path.lexists(folder):
         return
+    require_unmounted(folder)
     try:
         remove_tree(str(folder))
     except RunnerError as error:

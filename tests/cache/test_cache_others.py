@@ -140,11 +140,12 @@ def test_one_blob_that_cannot_go_keeps_no_other(place: Path) -> None:
 
 @needs_root
 def test_a_tree_with_a_mount_in_it_stays_where_it_is(place: Path) -> None:
-    precious, target = written(place / "precious/data"), place / "cache/tiers" / ENVIRONMENT / "base/mnt"
+    precious, target = written(place / "precious/data"), place / "cache/tiers" / ENVIRONMENT / "base/m\x1bt"
     target.mkdir(parents=True)
     with mounted(precious.parent, target):
         done = prune_cache(place / "cache", ALL)
         assert [error.code for _, error in done.failed] == ["io.busy"] and (target / "data").read_bytes() == b"mine"
+        assert done.failed[0][1].message.isprintable()
     assert [one.kind for one in prune_cache(place / "cache", ALL).removed] == ["environment"]
     assert precious.read_bytes() == b"mine"
 
