@@ -132,7 +132,8 @@ def _document(sweep: Sweep, archive: str, name: str, document: bytes) -> None:
     what = _what(value)
     named = list(_settings(value, f"{archive}: {what}", what, sweep.options)) if what else []
     for finding in named:
-        sweep.add(finding)
+        if finding not in sweep.found.findings:  # podman's docker archives hold a config twice
+            sweep.add(finding)
     if not named:
         sweep.file((archive, (what or name).encode()), len(document), [document])
 
