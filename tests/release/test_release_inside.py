@@ -9,11 +9,16 @@ import struct
 import time
 import tracemalloc
 import zipfile
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from oci_builder.release.scan import scan_file
+from oci_builder.cli.running import show_report
+from oci_builder.model.report import Finding, Report
+from oci_builder.release.scan import scan_archives, scan_file
 from oci_builder.release.secrets import ScanOptions
+from tests.lab.archives import Lab, write
 
 TOKEN = b"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"
 LINE = b"HF_TOKEN=" + TOKEN + b"\n"
@@ -99,3 +104,23 @@ def test_members_without_content_are_opened_so_far_and_no_further() -> None:
     start = time.process_time()
     assert ["more than is opened" in message for message in told(data, options=ScanOptions(opened=4 << 20))] == [True]
     assert time.process_time() - start < 2
+
+
+def test_a_setting_that_stands_in_two_copies_of_a_config_is_told_once(tmp_path: Path) -> None:
+    """podman's docker archives hold a config twice."""
+
+    def labelled(value: Any) -> Any:
+        value["config"]["Labels"] = {"note": TOKEN.decode()}
+        return value
+
+    members = Lab(edit_config=labelled).docker()
+    assert isinstance(members, dict)
+    config = next(data for name, data in members.items() if name.endswith(".json") and name != "manifest.json")
+    scan = scan_archives([write(tmp_path / "i", {**members, "layer/json": config})], ScanOptions())
+    assert [f.message for f in scan.findings] == ["note looks like a credential in i: image config"]
+
+
+def test_a_finding_that_expected_nothing_says_only_what_is_there(capsys: pytest.CaptureFixture[str]) -> None:
+    show_report(Report(({"path": "i"},), (Finding("policy.secret", "error", "i", "", "sha256 12", "a token", 4),)))
+    out = "".join(capsys.readouterr())
+    assert "a token (sha256 12)\n" in out and "expected" not in out
