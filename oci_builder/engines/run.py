@@ -7,7 +7,6 @@ may run again on the same request, whole or interrupted. Each run has a receipt 
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
@@ -17,6 +16,7 @@ from typing import Any
 from oci_builder import __version__
 from oci_builder.engines.stages import Outcome, Request, Stage, find_stage
 from oci_builder.engines.stages_files import release_id
+from oci_builder.execution.staging import discard
 from oci_builder.model.errors import (
     CheckFailed,
     ConflictError,
@@ -164,7 +164,7 @@ def _cache_in_use(cache: Path) -> Iterator[None]:
 def _work(stage: Stage, request: Request) -> Path:
     """The run's own folder, empty: what an interrupted run of the same request left there goes."""
     place = Path(request.scratch or request.cache).absolute() / "stages" / f"{stage.name}-{request.attempt or 'once'}"
-    shutil.rmtree(place, ignore_errors=True)
+    discard(place)
     place.mkdir(parents=True)
     return place
 
@@ -219,7 +219,8 @@ def _tidy(result: dict[str, Any], work: Path | None, emit: Emit) -> None:
     if work is None:
         return
     if result["outcome"] == "pass" or not any(work.iterdir()):
-        shutil.rmtree(work, ignore_errors=True)
+        with suppress(OSError, OciBuilderError):
+            discard(work)
         return
     result["kept"] = str(work)
     emit(Event("warning", f"stage {result['stage']}", message=f"what it left is kept in {work}"))

@@ -6,17 +6,19 @@ fetched repositories stay: they are what the next build is quick by.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
 import re
-import shutil
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from chroot_exec.errors import RunnerError
+from chroot_exec.teardown import mounts_below, remove_tree
 from oci_builder.model.events import Emit, Event
 from oci_builder.model.jsontext import dump_json
 from oci_builder.payload.partial import PARTIAL, beside
@@ -108,11 +110,11 @@ def _tidy(work: Path, emit: Emit) -> None:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             return
-        old = list(_old(work))
+        old = [place for place in _old(work) if not mounts_below(str(place))]
         for place in old:
             aside = beside(place)  # gone at once, whatever happens
             place.rename(aside)
-            shutil.rmtree(aside)
+            _remove(aside)
         _sweep(work)
     if old:
         told = f"{len(old)} folders that no recent build used are gone; {work} holds {size_of(work) / 1e9:.1f} GB"
@@ -151,7 +153,16 @@ def _sweep(work: Path) -> None:
     for place in [*work.iterdir(), *work.glob("sources/.*")]:
         match = PARTIAL.fullmatch(place.name)
         if match and match[1] != str(os.getpid()) and not Path("/proc", match[1]).exists():
-            shutil.rmtree(place) if place.is_dir() and not place.is_symlink() else place.unlink(missing_ok=True)
+            _remove(place)
+
+
+def _remove(place: Path) -> None:
+    """Raises OSError, also where somebody has mounted something below: that is not ours to remove."""
+    with suppress(FileNotFoundError):
+        try:
+            remove_tree(str(place))
+        except RunnerError as error:
+            raise OSError(errno.EBUSY, error.message) from None
 
 
 def _write(work: Path, uses: dict[str, list[list[str]]], known: set[str], when: dict[str, float]) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from oci_builder.cache import PruneOptions, prune_cache, show_cache
 from oci_builder.model.errors import SpecError
-from oci_builder.payload.tidy import LOCK
+from oci_builder.payload.tidy import LOCK, note_use, tidy
 from tests.cache.lab import ALL, built, staged_tree
 from tests.chroot.lab import mount, umount
 
@@ -148,6 +148,24 @@ def test_a_tree_with_a_mount_in_it_stays_where_it_is(place: Path) -> None:
         assert done.failed[0][1].message.isprintable()
     assert [one.kind for one in prune_cache(place / "cache", ALL).removed] == ["environment"]
     assert precious.read_bytes() == b"mine"
+
+
+@needs_root
+def test_what_a_build_tidies_away_is_not_what_somebody_mounted_there(tmp_path: Path) -> None:
+    work, partial = tmp_path / "tiers", ".x.partial-4194305"
+    note_use(work, "spec", [ENVIRONMENT])
+    for names in (["b"], ["c"]):
+        note_use(work, "spec", names)  # the spec's last two builds used others
+    mine = [written(tmp_path / name / "data") for name in ("one", "two")]
+    targets = [work / ENVIRONMENT / "mnt", work / partial / "mnt"]
+    said: list[str] = []
+    for target in targets:
+        target.mkdir(parents=True)
+    with mounted(mine[0].parent, targets[0]), mounted(mine[1].parent, targets[1]):
+        tidy(work, lambda event: said.append(event.kind))
+        assert all((target / "data").read_bytes() == b"mine" for target in targets) and "warning" in said
+    tidy(work, lambda event: None)
+    assert all(path.read_bytes() == b"mine" for path in mine) and not list(work.glob("*base*")) and not (work / partial).exists()
 
 
 @needs_root
