@@ -10,6 +10,7 @@ from typing import Any
 
 from oci_builder.model.errors import CheckFailed, SpecError, show
 from oci_builder.model.gates import Gate, TrustPolicy
+from oci_builder.model.redact import redact_value
 from oci_builder.release.files import write_result
 from oci_builder.release.folder import ReleaseFolder
 from oci_builder.release.page import render
@@ -33,7 +34,7 @@ def report_data(
     portable = release.document("portable.json")
     tiers = portable.get("tiers") if isinstance(portable, dict) else None
     layers = [_layer(v, tiers if isinstance(tiers, list) else ()) for v in _list(container, "layers")]
-    return {
+    data: dict[str, Any] = {
         "release": release.release,
         "qualification": release.evaluate(gates, policy, now, spec).to_json(),
         "files": _files(release, policy, now),
@@ -43,6 +44,8 @@ def report_data(
         "readiness": _readiness(release),
         "receipts": [_receipt(n, d, policy, now, release.subjects()) for n, d in release.envelopes().items()],
     }
+    # A folder of others may hold what ours never does: it was searched before it was recorded.
+    return {name: redact_value(value) for name, value in data.items()}
 
 
 def _files(release: ReleaseFolder, policy: TrustPolicy, now: datetime) -> dict[str, str]:

@@ -254,3 +254,13 @@ def _unfilter(kind: int, row: bytes, above: bytearray, step: int) -> bytearray:
 def _paeth(left: int, up: int, corner: int) -> int:
     near = left + up - corner
     return min((abs(near - left), 0, left), (abs(near - up), 1, up), (abs(near - corner), 2, corner))[2]
+
+
+def test_a_token_in_a_record_is_not_shown(folder: Path) -> None:
+    token = "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"
+    text = (folder / "container.json").read_text().replace('"vllm"', f'"vllm {token}"')
+    (folder / "container.json").chmod(0o644)
+    (folder / "container.json").write_text(text)
+    data = report_data(folder, GATES, POLICY, NOW)
+    assert token not in str(data) and token not in render(data).decode()
+    assert "vllm ***" in [layer["name"] for layer in data["layers"]]
