@@ -68,7 +68,8 @@ def test_a_relative_cache_home_is_ignored(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 def described() -> dict[str, set[str]]:
     """docs/json.md: command -> the keys that it names; of several forms, all."""
-    rows = re.findall(r"^\| `([a-z ]+)` \| (.+) \|$", (ROOT / "docs/json.md").read_text(), re.M)
+    text = (ROOT / "docs/json.md").read_text().partition("## What each command writes")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| `([a-z ]+)` \| (.+) \|$", text, re.M)
     return {command: set(re.findall(r"`([A-Za-z_]+)`", re.sub(r"\([^)]*\)", "", text))) for command, text in rows}
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from oci_builder.build import BuildOptions, build
-from oci_builder.model.errors import SpecError, TransportError
+from oci_builder.model.errors import SpecError
 from oci_builder.model.spec import Spec, parse_spec
 from oci_builder.store.cache import BuildCache
 from oci_builder.transports.places import check_places
@@ -107,7 +107,7 @@ def test_a_file_in_the_place_of_a_folder_is_our_input_being_wrong(tmp_path: Path
 def test_a_folder_in_the_place_of_an_output_is_named(tmp_path: Path) -> None:
     (tmp_path / "tier").mkdir()
     (tmp_path / "out/runtime.oci.tar").mkdir(parents=True)
-    with pytest.raises(TransportError) as caught:
+    with pytest.raises(SpecError) as caught:
         build(write_spec(tmp_path, {"one": tmp_path / "tier"}), tmp_path / "out", BuildOptions(tmp_path / "cache"))
-    assert caught.value.code == "io.error" and str(tmp_path / "out/runtime.oci.tar") in caught.value.message
+    assert caught.value.code == "spec.path" and str(tmp_path / "out/runtime.oci.tar") in caught.value.message
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["runtime.oci.tar"]
