@@ -100,14 +100,6 @@ def _walk(top: Path) -> Iterator[os.stat_result]:
             continue
 
 
-def measure(holdings: Iterable[Holding]) -> Sizes:
-    """Sizes of holdings."""
-    sizes = Sizes()
-    for holding in holdings:
-        sizes.add(holding.place)
-    return sizes
-
-
 def in_order(holdings: Sequence[Holding]) -> list[Holding]:
     """Holdings by their last use, oldest first; each counts as used, and in use, when what is made of it does."""
     rank = {kind: number for number, kind in enumerate(KINDS)}

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import gzip
-import hashlib
-import io
 import json
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +16,7 @@ from oci_builder.payload import uv as tools
 from oci_builder.payload.environments import realize
 from oci_builder.payload.inventory import from_lock
 from oci_builder.payload.uv_cache import _wheels
-from tests.lab.uv import require_uv
+from tests.lab.uv import require_uv, write_sdist
 from tests.payload.test_environments import wheel
 
 require_uv()
@@ -52,19 +48,12 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     links, home = tmp_path / "links", tmp_path / "home"
     links.mkdir()
     home.mkdir()
-    data = io.BytesIO()
-    with tarfile.open(fileobj=data, mode="w") as out:
-        texts = {
-            "backend.py": BACKEND,
-            "pyproject.toml": PROJECT,
-            "PKG-INFO": "Metadata-Version: 2.1\nName: seen\nVersion: 1\n",
-        }
-        for name, text in texts.items():
-            info = tarfile.TarInfo(f"seen-1/{name}")
-            info.size = len(text)
-            out.addfile(info, io.BytesIO(text.encode()))
-    (links / "seen-1.tar.gz").write_bytes(gzip.compress(data.getvalue(), mtime=0))
-    source = hashlib.sha256((links / "seen-1.tar.gz").read_bytes()).hexdigest()
+    texts = {
+        "backend.py": BACKEND,
+        "pyproject.toml": PROJECT,
+        "PKG-INFO": "Metadata-Version: 2.1\nName: seen\nVersion: 1\n",
+    }
+    source = write_sdist(links, "seen-1", texts)
     made = wheel(links, "plain", "2", "x = 1\n")
     (tmp_path / "list.txt").write_text(
         f"seen==1 --hash=sha256:{'0' * 64} --hash=sha256:{source}\nplain==2 --hash=sha256:{made} --hash=sha256:{'f' * 64}\n"

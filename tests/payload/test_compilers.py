@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import gzip
-import hashlib
-import io
 import os
 import re
 import shutil
 import subprocess
-import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,7 +16,7 @@ from oci_builder.model.spec import RequirementsTier
 from oci_builder.payload import compiler_worker as worker
 from oci_builder.payload.compilers import _COMPILER, _settings, with_compilers
 from oci_builder.payload.environments import realize
-from tests.lab.uv import require_uv
+from tests.lab.uv import require_uv, write_sdist
 
 NVCC = shutil.which("nvcc")
 
@@ -57,14 +53,7 @@ def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., byte
         "pyproject.toml": PROJECT,
         "PKG-INFO": "Metadata-Version: 2.1\nName: made\nVersion: 1\n",
     }
-    data = io.BytesIO()
-    with tarfile.open(fileobj=data, mode="w") as out:
-        for name, text in texts.items():
-            info = tarfile.TarInfo(f"made-1/{name}")
-            info.size = len(text)
-            out.addfile(info, io.BytesIO(text.encode()))
-    (tmp_path / "made-1.tar.gz").write_bytes(gzip.compress(data.getvalue(), mtime=0))
-    digest = hashlib.sha256((tmp_path / "made-1.tar.gz").read_bytes()).hexdigest()
+    digest = write_sdist(tmp_path, "made-1", texts)
     (tmp_path / "list.txt").write_text(f"made==1 --hash=sha256:{digest}\n")
     monkeypatch.setenv("UV_FIND_LINKS", str(tmp_path))
     monkeypatch.setenv("UV_NO_INDEX", "1")

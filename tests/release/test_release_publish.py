@@ -27,19 +27,12 @@ from oci_builder.release.receipts import Answer, judge
 from oci_builder.release.signing import load_public, save_key
 from tests.lab.hub import TOKEN, FakeHub, Request, times
 from tests.lab.hub import Answer as Reply
-from tests.release.built import KEY, make_build, make_release, make_spec, publication, recorded_by_hand
+from tests.release.built import KEY, make_build, make_spec, publication, recorded_by_hand
 from tests.release.helpers import DOCKER, OCI, PORTABLE, policy, trusted
 from tests.release.hubcase import target
 
 pytest.importorskip("huggingface_hub")
 pytest.importorskip("cyclonedx", reason="needs cyclonedx: pip install oci-builder[payload]")
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("made")
-    make_release(place)
-    return place
 
 
 @pytest.fixture

@@ -36,13 +36,6 @@ QUICK = RegistryOptions(attempts=2, first_pause=0.01)
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("made")
-    make_release(place)
-    return place
-
-
-@pytest.fixture(scope="module")
 def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DockerRegistry]:
     with docker_registry(tmp_path_factory.mktemp("registry")) as running:
         yield running

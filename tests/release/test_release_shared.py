@@ -23,14 +23,6 @@ from tests.release.helpers import receipt, signed
 pytest.importorskip("cyclonedx", reason="needs cyclonedx: pip install oci-builder[payload]")
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One recorded build for all tests here."""
-    place = tmp_path_factory.mktemp("made")
-    make_release(place)
-    return place
-
-
 @pytest.fixture
 def release(made: Path, tmp_path: Path) -> Iterator[Publication]:
     """A copy of it, judged."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from oci_builder.store.holdings import Holding, choose, in_order, measure
+from oci_builder.store.holdings import Holding, Sizes, choose, in_order
 
 KB = 1 << 10
 
@@ -20,6 +20,13 @@ def file(path: Path, size: int) -> Path:
 
 def names(found: list[Holding]) -> str:
     return "".join(one.place.name for one in found)
+
+
+def measure(holdings: list[Holding]) -> Sizes:
+    sizes = Sizes()
+    for holding in holdings:
+        sizes.add(holding.place)
+    return sizes
 
 
 def blobs(root: Path, **used: float) -> list[Holding]:
