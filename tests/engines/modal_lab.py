@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
 
 from tests.lab.modal_plane_client import ROOT, Ran, RunningPlane, bare_python
 from tests.lab.modal_plane_project import VOLUME, Project, make_project
 
 MAIN = "from oci_builder.cli import main; main()"
-T = TypeVar("T")
 
 
 class Lab:
@@ -49,15 +46,6 @@ def ended(process: subprocess.Popen[str]) -> Ran:
         process.kill()
         raise
     return Ran(process.returncode, out, err)
-
-
-def until(found: Callable[[], T], seconds: float = 300) -> T:
-    """The first true answer; the time is only for what never comes."""
-    end = time.monotonic() + seconds
-    while not (answer := found()):
-        assert time.monotonic() < end, "it did not come"
-        time.sleep(0.02)
-    return answer
 
 
 @contextmanager

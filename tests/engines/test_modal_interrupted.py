@@ -15,9 +15,10 @@ import pytest
 pytest.importorskip("modal", reason="needs the extra 'modal'")
 
 from oci_builder.model.receipts import DOCKER, OCI, PORTABLE
-from tests.engines.modal_lab import Lab, ended, running_lab, until
+from tests.engines.modal_lab import Lab, ended, running_lab
 from tests.lab.modal_plane_client import ROOT, Ran, why_not
 from tests.lab.modal_plane_project import CHECKS
+from tests.lab.waits import until
 
 pytestmark = [
     pytest.mark.root,

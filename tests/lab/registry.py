@@ -49,7 +49,11 @@ class Request:
 
 @dataclass
 class Reply:
-    """What is sent. ``cut``: bytes after which the connection breaks; ``chunk``, ``pause``: a slow body."""
+    """What is sent.
+
+    ``cut``: bytes after which the connection breaks; ``chunk``, ``pause``: a slow body; ``gate``: called before each
+    chunk with its size, and can hold it back.
+    """
 
     status: int
     body: bytes = b""
@@ -58,6 +62,7 @@ class Reply:
     endless: bool = False
     chunk: int = 1 << 20
     pause: float = 0.0
+    gate: Callable[[int], None] = lambda _size: None
     silent: float = 0.0
 
 
@@ -247,6 +252,7 @@ def _handler(registry: Registry) -> type[BaseHTTPRequestHandler]:
                 return
             body = reply.body if reply.cut is None else reply.body[: reply.cut]
             for at in range(0, len(body), reply.chunk):
+                reply.gate(len(body[at : at + reply.chunk]))
                 self.wfile.write(body[at : at + reply.chunk])
                 time.sleep(reply.pause)
             sent = 0
@@ -262,6 +268,22 @@ def _handler(registry: Registry) -> type[BaseHTTPRequestHandler]:
         do_GET = do_HEAD = do_PUT = do_POST = do_PATCH = do_DELETE = _serve
 
     return Handler
+
+
+class Allowance:
+    """Bytes of bodies that go out before the rest waits; ``used`` is set when they have."""
+
+    def __init__(self, size: int) -> None:
+        self.left = size
+        self.used, self.ended = threading.Event(), threading.Event()
+        self._guard = threading.Lock()
+
+    def __call__(self, size: int) -> None:
+        with self._guard:
+            self.left -= size
+        if self.left < 0:
+            self.used.set()
+            self.ended.wait(60)
 
 
 # -- faults ------------------------------------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +21,8 @@ from oci_builder.push import push
 from tests.lab.certificates import make_certificates, needs_openssl
 from tests.lab.dockerregistry import docker_registry, needs_registry
 from tests.lab.images import SmallImage, index_of, small_image
-from tests.lab.registry import Registry, on
+from tests.lab.registry import Allowance, Registry, on
+from tests.lab.waits import until
 from tests.transports.test_registry_push import layout_of
 
 REPO = "team/app"
@@ -198,17 +198,16 @@ def test_kill_9_leaves_no_image_and_the_next_run_goes_on(tmp_path: Path) -> None
     dest = tmp_path / "dest"
     with Registry() as registry:
         reference = f"{registry.host}/{REPO}:v1@{image.publish(registry, REPO)}"
-        registry.faults = [on("GET", "blobs", lambda _q, r: replace(r, chunk=20_000, pause=0.02))]
-        for moment in (0.02, 0.1, 0.2):
-            before = len(registry.log)
+        for size in (50_000, 250_000, 250_000):
+            allowance = Allowance(size)
+            registry.faults = [on("GET", "blobs", lambda _q, r, gate=allowance: replace(r, chunk=20_000, gate=gate))]
             environment = {**os.environ, "PYTHONPATH": os.getcwd()}
             process = subprocess.Popen([sys.executable, "-c", PULL, reference, str(dest)], env=environment)
-            end = time.monotonic() + 20
-            while len(registry.log) == before and time.monotonic() < end:
-                time.sleep(0.005)
-            time.sleep(moment)
+            assert allowance.used.wait(60)
+            until(lambda: any(part.stat().st_size for part in dest.rglob("*.part")))
             process.send_signal(signal.SIGKILL)
             process.wait()
+            allowance.ended.set()
             assert not (dest / "index.json").exists()
             for blob in (dest / "blobs" / "sha256").iterdir():
                 assert Digest.of(blob.read_bytes()).hex == blob.name
