@@ -1,18 +1,17 @@
 """A registry on loopback that can be made to fail in every way that the field reports know.
 
 It speaks the pull, push and referrers parts of the distribution-spec from memory. A fault is a function that sees the
-request and the reply that would be sent, and gives another reply or None; faults are tried in order.
+request and the reply that would be sent, and gives another reply or None; faults are tried in order. A fault with
+``refuses`` says so before anything is done for the request.
 """
 
 from __future__ import annotations
 
-import base64
 import json
 import re
 import socket
 import ssl
 import threading
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -39,6 +38,12 @@ class Request:
     client: Any = None
 
     @property
+    def repo(self) -> str:
+        """The repository that it is about; empty for none."""
+        found = _PATH.match(self.path)
+        return found["repo"] if found else ""
+
+    @property
     def what(self) -> str:
         """``manifests``, ``blobs``, ``uploads``, ``referrers``, ``token`` or the path."""
         if "/blobs/uploads" in self.path:
@@ -51,8 +56,8 @@ class Request:
 class Reply:
     """What is sent.
 
-    ``cut``: bytes after which the connection breaks; ``chunk``, ``pause``: a slow body; ``gate``: called before each
-    chunk with its size, and can hold it back.
+    ``cut``: bytes after which the connection breaks; ``gate``: called before each ``chunk`` of the body with its size,
+    and can hold it back.
     """
 
     status: int
@@ -61,9 +66,7 @@ class Reply:
     cut: int | None = None
     endless: bool = False
     chunk: int = 1 << 20
-    pause: float = 0.0
     gate: Callable[[int], None] = lambda _size: None
-    silent: float = 0.0
 
 
 Fault = Callable[[Request, Reply], Reply | None]
@@ -121,7 +124,8 @@ class Registry:
         """The reply, faults applied."""
         with self.lock:
             self.log.append(request)
-        reply = self._honest(request)
+        refused = any(fault.refuses(request) for fault in self.faults if hasattr(fault, "refuses"))
+        reply = Reply(401) if refused else self._honest(request)
         for fault in list(self.faults):
             reply = fault(request, reply) or reply
         return reply
@@ -239,7 +243,6 @@ def _handler(registry: Registry) -> type[BaseHTTPRequestHandler]:
             self.rfile.readline()
 
         def _send(self, reply: Reply, head: bool) -> None:
-            time.sleep(reply.silent)
             self.send_response(reply.status)
             for key, value in reply.headers.items():
                 self.send_header(key, value)
@@ -254,11 +257,9 @@ def _handler(registry: Registry) -> type[BaseHTTPRequestHandler]:
             for at in range(0, len(body), reply.chunk):
                 reply.gate(len(body[at : at + reply.chunk]))
                 self.wfile.write(body[at : at + reply.chunk])
-                time.sleep(reply.pause)
             sent = 0
             while reply.endless and sent < 1 << 30:
                 sent += self.wfile.write(bytes(reply.chunk))
-                time.sleep(reply.pause)
             if reply.cut is not None:
                 self.wfile.flush()
                 self.connection.shutdown(socket.SHUT_RDWR)
@@ -283,7 +284,7 @@ class Allowance:
             self.left -= size
         if self.left < 0:
             self.used.set()
-            self.ended.wait(60)
+            self.ended.wait(300)
 
 
 # -- faults ------------------------------------------------------------------------------------------------------------
@@ -313,71 +314,37 @@ def status(code: int, **headers: str) -> Callable[[Request, Reply], Reply]:
     return lambda _request, _reply: Reply(code, b"", named)
 
 
+def held_until(ended: threading.Event) -> Callable[[Request, Reply], Reply]:
+    """No word of an answer before ``ended`` is set."""
+
+    def change(_request: Request, reply: Reply) -> Reply:
+        ended.wait(300)
+        return reply
+
+    return change
+
+
 def drop_after(count: int) -> Callable[[Request, Reply], Reply]:
     """The connection breaks after ``count`` bytes of the body."""
     return lambda _request, reply: replace(reply, cut=count)
 
 
-class Tokens:
-    """A token service as a fault: without a valid token for the repository, 401 with a challenge.
-
-    Args:
-        registry: whose requests need a token.
-        lifetime: seconds.
-        challenge: its parameters; ``{realm}``, ``{repo}`` are filled in.
-        login: user name and password that the service demands.
-    """
-
-    def __init__(
-        self, registry: Registry, lifetime: float = 300.0, login: tuple[str, str] | None = None,
-        challenge: str = 'Bearer realm="{realm}",service="lab",scope="repository:{repo}:pull"',
-        tell_lifetime: bool = True,
-    ) -> None:  # fmt: skip
-        self.registry, self.lifetime, self.login, self.challenge = registry, lifetime, login, challenge
-        self.tell_lifetime = tell_lifetime
-        self.issued: dict[str, tuple[str, float]] = {}
-        self.scopes: list[str] = []
-
-    def __call__(self, request: Request, reply: Reply) -> Reply | None:
-        if request.path == "/token":
-            return self._issue(request)
-        found = _PATH.match(request.path)
-        repo = found["repo"] if found else ""
-        token = request.headers.get("authorization", "").removeprefix("Bearer ")
-        scope, until = self.issued.get(token, ("", 0.0))
-        if scope.startswith(f"repository:{repo}:") and time.monotonic() < until:
-            return None
-        realm = f"{self.registry.url}/token"
-        header = self.challenge.format(realm=realm, repo=repo)
-        return Reply(401, b'{"errors":[{"code":"UNAUTHORIZED"}]}', {"WWW-Authenticate": header})
-
-    def _issue(self, request: Request) -> Reply:
-        form = {**request.query, **{k: v[0] for k, v in parse_qs(request.body.decode()).items()}}
-        if self.login is not None:
-            wanted = "Basic " + base64.b64encode(":".join(self.login).encode()).decode()
-            if request.headers.get("authorization") != wanted and form.get("refresh_token") != self.login[1]:
-                return Reply(401, b"{}")
-        scope = form.get("scope", "")
-        with self.registry.lock:
-            self.scopes.append(scope)
-            token = f"lab-token-{len(self.scopes)}"
-            self.issued[token] = (scope, time.monotonic() + self.lifetime)
-        value: dict[str, object] = {"token": token}
-        if self.tell_lifetime:
-            value["expires_in"] = self.lifetime
-        return Reply(200, json.dumps(value).encode())
-
-
 @contextmanager
-def storage(registry: Registry, lifetime: float | None = None) -> Iterator[Registry]:
-    """A second server that the registry redirects blobs to by signed links; it refuses any Authorization (B072)."""
-    links: dict[str, tuple[str, float]] = {}
+def storage(registry: Registry, once: bool = False) -> Iterator[Registry]:
+    """A second server that the registry redirects blobs to by signed links; it refuses any Authorization (B072).
+
+    With ``once`` a link is dead after its first use.
+    """
+    links: dict[str, str] = {}
 
     def serve(request: Request, _reply: Reply) -> Reply:
         if "authorization" in request.headers:
             return Reply(400, b"only one way to authenticate is allowed")
-        digest, until = links.get(request.query.get("X-Amz-Signature", ""), ("", 0.0))
-        if not digest or time.monotonic() > until:
+        name = request.query.get("X-Amz-Signature", "")
+        digest = links.get(name, "")
+        if once:
+            links[name] = ""
+        if not digest:
             return Reply(403, b"<Error>AccessDenied</Error>")
         return ranged(request, registry.blobs[digest])
 
@@ -389,7 +356,7 @@ def storage(registry: Registry, lifetime: float | None = None) -> Iterator[Regis
                 return None
             with registry.lock:
                 name = f"s1gn3d{len(links)}"
-                links[name] = (request.path.rpartition("/")[2], time.monotonic() + (lifetime or 300.0))
+                links[name] = request.path.rpartition("/")[2]
             return Reply(307, b"", {"Location": f"{other.url}/data?X-Amz-Signature={name}"})
 
         registry.faults.append(redirect)

@@ -7,17 +7,19 @@ import json
 import os
 import stat
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from oci_builder.model.digest import Digest
 from oci_builder.model.errors import OciBuilderError, SpecError, TransportError
+from oci_builder.transports import registry_auth
 from oci_builder.transports.credentials import Credential, docker_credential
 from oci_builder.transports.registry_challenge import parse_challenges
 from tests.lab.images import small_image
-from tests.lab.registry import Registry, Reply, Request, Tokens, on, status
+from tests.lab.registry import Registry, Reply, Request, on, status
+from tests.lab.registry_tokens import Clock, Tokens
 from tests.transports.registry_case import held, pull_from
 
 REPO = "team/app"
@@ -33,19 +35,23 @@ def test_b065_a_token_that_dies_in_mid_pull_is_replaced(tmp_path: Path) -> None:
     image = small_image(3, size=1000)
     with Registry() as registry:
         digest = image.publish(registry, REPO)
-        tokens = Tokens(registry, lifetime=0.25, tell_lifetime=False)
-        slow = on("GET", "blobs", lambda _q, r: replace(r, silent=0.15))
-        registry.faults = [tokens, slow]
+        clock = Clock()
+        tokens = Tokens(registry, lifetime=25, tell_lifetime=False, clock=clock)
+        registry.faults = [tokens, on("GET", "blobs", clock.passing(15))]
         pull_from(registry, digest, tmp_path, parallel=1)
     assert len(tokens.scopes) > 1
     assert {Digest.of(b) for b in image.layers} <= held(tmp_path)
 
 
-def test_b065_a_token_that_says_its_time_is_replaced_before_it_dies(tmp_path: Path) -> None:
+def test_b065_a_token_that_says_its_time_is_replaced_before_it_dies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(registry_auth, "time", SimpleNamespace(monotonic=clock))
     with Registry() as registry:
         digest = small_image(3).publish(registry, REPO)
-        tokens = Tokens(registry, lifetime=0.4)
-        registry.faults = [tokens, on("GET", "blobs", lambda _q, r: replace(r, silent=0.15))]
+        tokens = Tokens(registry, lifetime=40, clock=clock)
+        registry.faults = [tokens, on("GET", "blobs", clock.passing(15))]
         pull_from(registry, digest, tmp_path, parallel=1)
         refused = [c for c in registry.log if c.what != "token" and "authorization" not in c.headers]
     assert len(refused) == 1

@@ -13,7 +13,8 @@ from oci_builder.model.errors import OciBuilderError, PolicyError, SpecError
 from oci_builder.transports.registry_guard import Origin, check_target, is_loopback
 from oci_builder.transports.registry_reference import parse_reference, pinned_reference
 from tests.lab.images import small_image
-from tests.lab.registry import Registry, Reply, Request, Tokens, on, storage
+from tests.lab.registry import Registry, Reply, Request, on, storage
+from tests.lab.registry_tokens import Tokens
 from tests.transports.registry_case import held, pull_from
 
 REPO = "team/app"

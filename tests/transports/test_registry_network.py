@@ -13,7 +13,8 @@ from oci_builder.transports.credentials import Credential
 from tests.lab.certificates import Certificates, make_certificates, needs_openssl
 from tests.lab.images import small_image
 from tests.lab.proxy import Proxy
-from tests.lab.registry import Registry, Tokens, on, status, storage
+from tests.lab.registry import Registry, on, status, storage
+from tests.lab.registry_tokens import Tokens
 from tests.transports.registry_case import client_of, held, pull_from
 
 REPO = "team/app"

@@ -31,7 +31,8 @@ from oci_builder.transports.registry_reference import Reference
 from oci_builder.transports.registry_source import BASE_NAME
 from tests.lab.dockerregistry import LOGIN, docker_registry, needs_registry
 from tests.lab.images import SmallImage, small_image
-from tests.lab.registry import Fault, Registry, Reply, Tokens, on, status
+from tests.lab.registry import Fault, Registry, Reply, on, status
+from tests.lab.registry_tokens import Clock, Tokens
 from tests.transports.registry_case import RECEIPT, REPO, SBOM
 
 
@@ -92,11 +93,14 @@ def test_a_dead_token_in_mid_push_sends_the_blob_again(tmp_path: Path) -> None:
     image = small_image(3)
     source = layout_of(image, tmp_path / "image")
     with Registry() as registry:
-        tokens = Tokens(registry, lifetime=0.25, tell_lifetime=False)
-        registry.faults = [on("PATCH", "uploads", lambda _q, r: replace(r, silent=0.2)), tokens]
+        clock = Clock()
+        tokens = Tokens(registry, lifetime=25, tell_lifetime=False, clock=clock)
+        registry.faults = [tokens, on("POST", "uploads", clock.passing(20))]
         push(source, f"{registry.host}/{REPO}:v1")
         assert has_all(registry, image)
+        sent = registry.calls("PATCH", "uploads")
     assert len(tokens.scopes) > 1
+    assert len(sent) > len({call.path for call in sent})
 
 
 @pytest.mark.parametrize("method", ["POST", "PATCH", "PUT"])
