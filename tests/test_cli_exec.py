@@ -63,9 +63,29 @@ def test_a_folder_without_exec_is_no_archive(root: Path, tmp_path: Path) -> None
 
 def test_a_file_called_index_json_makes_no_layout(root: Path, tmp_path: Path) -> None:
     (tmp_path / "index.json").write_text("{}")
+    (tmp_path / "bin").mkdir()
     assert is_tree(tmp_path)
     (tmp_path / "oci-layout").write_text("{}")
     assert not is_tree(tmp_path)
+
+
+@pytest.mark.parametrize("names", [["blobs/"], ["index.json"], ["oci-layout"], ["oci-layout", "blobs/"], ["manifest.json"]])
+def test_half_a_layout_is_no_tree(tmp_path: Path, names: list[str]) -> None:
+    """``/bin/true is not in the image`` sends people after the image, and not after the copy that broke off."""
+    half = tmp_path / "half"
+    half.mkdir()
+    for name in names:
+        (half / name).mkdir() if name.endswith("/") else (half / name).write_text("{}")
+    done = run(tmp_path, "exec", half, "--", "/bin/true")
+    assert (done.returncode, "error[archive." in done.stderr or "error[json." in done.stderr) == (3, True), done.stderr
+    assert not list(tmp_path.glob("staged/*/rootfs"))
+
+
+def test_an_index_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "half/blobs").mkdir(parents=True)
+    os.mkfifo(tmp_path / "half/index.json")
+    done = run(tmp_path, "exec", tmp_path / "half", "--", "/bin/true")
+    assert (done.returncode, "archive.member" in done.stderr) == (3, True), done.stderr
 
 
 STOPPED = """

@@ -27,6 +27,7 @@ from chroot_exec.errors import RunnerError
 from chroot_exec.teardown import mounts_below, remove_tree
 from oci_builder.execution.companions import container_record, unpacked_size
 from oci_builder.execution.hashes import file_sha256, read_record, require_unchanged, write_record
+from oci_builder.judge.path import is_layout, open_member
 from oci_builder.model.digest import Digest
 from oci_builder.model.documents import ImageConfig, parse_document
 from oci_builder.model.errors import OciBuilderError, SpecError, TransportError, disk_code, show
@@ -98,6 +99,7 @@ def stage(
 
     Raises:
         SpecError: ``spec.path``: no such file, or a pipe, socket or device.
+        FormatError: ``archive.member``: the index of a layout is no file.
         IntegrityError: ``archive.changed``: the file changed while it was staged.
         TransportError: ``io.space`` before anything is written, other ``io.*``.
         OciBuilderError: what ``unpack`` raises; nothing is left then.
@@ -110,7 +112,7 @@ def stage(
     try:
         cache.mkdir(parents=True, exist_ok=True, mode=0o700)
         sha256 = "" if stat.S_ISDIR(info.st_mode) else file_sha256(source, cache, emit)
-        content = sha256 or hashlib.sha256((source / "index.json").read_bytes()).hexdigest()
+        content = sha256 or hashlib.sha256(_documents(source)).hexdigest()
         key = hashlib.sha256(dump_json([_FORMAT, content, *which, os.geteuid()])).hexdigest()[:32]
         with alone(_lock(cache / key)):
             folder, found = _place(cache / key, sha256)
@@ -124,9 +126,17 @@ def stage(
 
 
 def is_tree(path: Path) -> bool:
-    """Whether a path is a folder that holds a file system, and no OCI layout."""
-    names = ("oci-layout", "blobs")
-    return path.is_dir() and not ((path / "index.json").is_file() and any((path / n).exists() for n in names))
+    """Whether a path is a folder that holds a file system, and no layout, whole or half; raises TransportError."""
+    return path.is_dir() and not is_layout(path)
+
+
+def _documents(layout: Path) -> bytes:
+    """What says which image a layout is; empty where nothing does, which the unpacker has the words for."""
+    name = next((name for name in ("index.json", "manifest.json") if os.path.lexists(layout / name)), None)
+    if name is None:
+        return b""
+    with open(open_member(layout / name, name), "rb") as file:
+        return file.read()
 
 
 def _stat(path: Path) -> os.stat_result:

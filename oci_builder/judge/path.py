@@ -56,9 +56,19 @@ def tree_hint(name: str) -> str:
 
 
 def is_layout(folder: Path) -> bool:
-    """Whether a folder is a layout, whole or half, or a folder of ``dir:``, and no tree for people to run."""
-    there = {name for name in (*_LAYOUT, "blobs", "version") if os.path.lexists(folder / name)}
-    return any(pair <= there for pair in ({"oci-layout"}, {"index.json", "blobs"}, {"manifest.json", "version"}))
+    """Whether a folder is a layout, whole or half, or a folder of ``dir:``, and no tree for people to run.
+
+    Raises:
+        TransportError: ``io.*``: the disk would not say.
+    """
+    try:
+        there = set(os.listdir(folder))
+    except OSError as error:
+        raise read_error(error, "looking at") from None
+    if any(pair <= there for pair in ({"oci-layout"}, {"index.json", "blobs"}, {"manifest.json", "version"})):
+        return True
+    # What is left of one: nothing runs off a lone index or a folder of blobs.
+    return bool(there) and all(is_member_name(os.fsencode(name)) for name in there)
 
 
 def layout_members(root: Path, limits: Limits) -> tuple[list[str], list[str]]:
