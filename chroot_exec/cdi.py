@@ -7,7 +7,8 @@ for what they would do (links, and folders for the loader's cache), others are n
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +20,7 @@ _VENDOR = "nvidia.com"
 KIND = f"{_VENDOR}/gpu"
 # Later folders win.
 FOLDERS = ("/etc/cdi", "/var/run/cdi")
+GPU_NODE = re.compile(r"/dev/nvidia(\d+)\Z")
 _HARMLESS = ("enable-cuda-compat", "disable-device-node-modification", "chmod")
 
 
@@ -35,8 +37,14 @@ class Edits:
     notes: list[str] = field(default_factory=list)
 
 
-def find(host: Host, devices: tuple[str, ...]) -> Edits | None:
-    """The edits for ``devices`` (``all``, indices or UUIDs, as the specs name them); None without a spec of our kind.
+def find(
+    host: Host, devices: tuple[str, ...], minor_of: Callable[[str], int | None] = lambda _device: None
+) -> Edits | None:
+    """The edits for ``devices`` (``all``, indices or UUIDs); None without a spec of our kind.
+
+    Args:
+        minor_of: the minor number of the one GPU of this host that has such an index or UUID. nvidia-ctk names devices
+            by either (``--device-name-strategy``), and a GPU is found under the name that was not written by its node.
 
     Raises:
         RunnerError: ``gpu.cdi`` (a spec that cannot be read), ``gpu.device`` (no spec has the device).
@@ -45,8 +53,9 @@ def find(host: Host, devices: tuple[str, ...]) -> Edits | None:
     if not found:
         return None
     known = _devices(found)
-    names = _choose(devices, known)
-    edits = Edits(", ".join(dict.fromkeys(known[n][0] for n in names)))
+    notes: list[str] = []
+    names = _choose(devices, known, minor_of, notes)
+    edits = Edits(", ".join(dict.fromkeys(known[n][0] for n in names)), notes=notes)
     seen: list[int] = []
     for name in names:
         path, spec, device = known[name]
@@ -73,19 +82,36 @@ def _devices(found: list[tuple[str, dict[str, Any]]]) -> _Known:
     return known
 
 
-def _choose(devices: tuple[str, ...], known: _Known) -> list[str]:
+def _choose(
+    devices: tuple[str, ...], known: _Known, minor_of: Callable[[str], int | None], notes: list[str]
+) -> list[str]:
     if "all" in devices:
         return ["all"] if "all" in known else sorted(known)
-    return list(dict.fromkeys(_known_name(name, known) for name in devices))
+    return list(dict.fromkeys(_known_name(name, known, minor_of, notes) for name in devices))
 
 
-def _known_name(name: str, known: _Known) -> str:
+def _known_name(name: str, known: _Known, minor_of: Callable[[str], int | None], notes: list[str]) -> str:
     # A UUID may be given by its begin, as CUDA lets it be.
     found = [k for k in known if k.startswith(name)] if name.startswith(("GPU-", "MIG-")) else []
     if name in known or len(found) == 1:
         return name if name in known else found[0]
+    minor = None if found else minor_of(name)
+    same = sorted(k for k in known if minor is not None and _whole_gpu(known[k]) == minor)
+    if same:
+        notes.append(f"no CDI spec has {KIND}={name}: {same[0]} is taken, which has its node /dev/nvidia{minor}")
+        return same[0]
     what = f"{len(found)} devices of CDI specs are {name!r}" if found else f"no CDI spec has {KIND}={name}"
     raise RunnerError("gpu.device", f"{what}; there are {', '.join(sorted(known))}")
+
+
+def _whole_gpu(entry: tuple[str, dict[str, Any], dict[str, Any]]) -> int | None:
+    """Minor number of the GPU that a device is; None for several GPUs, and for a part of one (MIG)."""
+    path, _, device = entry
+    nodes = [str(node.get("hostPath") or node.get("path"))
+             for node in _list(_object(device, "containerEdits", path), "deviceNodes", path)]  # fmt: skip
+    minors = {int(match[1]) for match in map(GPU_NODE.match, nodes) if match}
+    part = any(node.startswith("/dev/nvidia-caps/") for node in nodes)
+    return minors.pop() if len(minors) == 1 and not part else None
 
 
 def _specs(host: Host) -> list[tuple[str, dict[str, Any]]]:

@@ -6,7 +6,6 @@ Everything here reads below ``Host.root`` only and changes nothing, so a folder 
 from __future__ import annotations
 
 import os
-import re
 import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -19,7 +18,6 @@ from chroot_exec.errors import RunnerError
 from chroot_exec.host import Host
 from chroot_exec.protocol import Gpu
 
-_GPU_NODE = re.compile(r"/dev/nvidia(\d+)\Z")
 # Name -> (names of its major in /proc/devices, minor). A name with another minor each has None.
 _CONTROL = ("nvidia-frontend", "nvidia", "nvidiactl")
 _KNOWN: dict[str, tuple[tuple[str, ...], int | None]] = {
@@ -101,7 +99,7 @@ def discover(asked: Gpu) -> Injection:
     if not asked.devices or asked.devices == ("",):
         raise RunnerError("gpu.none", "a GPU run with an empty selection: zero GPUs is a failure")
     version = drivers.driver_version(host)
-    edits = cdi.find(host, asked.devices) if asked.source in ("auto", "cdi") else None
+    edits = cdi.find(host, asked.devices, lambda d: _minor(host, d)) if asked.source in ("auto", "cdi") else None
     if edits is not None:
         return _from_cdi(host, asked, edits, version)
     if asked.source == "cdi":
@@ -152,7 +150,7 @@ def enumerate_gpus(host: Host) -> tuple[tuple[GpuInfo, ...], int]:
     if out:
         here = [g for g in out if host.exists(f"/dev/nvidia{g.minor}")] or out
         return tuple(replace(g, index=i) for i, g in enumerate(here)), len(out) - len(here)
-    minors = sorted(int(m.group(1)) for m in map(_GPU_NODE.match, host.glob("/dev/nvidia[0-9]*")) if m)
+    minors = sorted(int(m.group(1)) for m in map(cdi.GPU_NODE.match, host.glob("/dev/nvidia[0-9]*")) if m)
     return tuple(GpuInfo(index, minor) for index, minor in enumerate(minors)), 0
 
 
@@ -168,13 +166,22 @@ def select(gpus: tuple[GpuInfo, ...], devices: tuple[str, ...]) -> tuple[GpuInfo
         return gpus
     out: dict[int, GpuInfo] = {}
     for device in devices:
-        found = [g for g in gpus if device == str(g.index) or is_named(g.uuid, device)]
+        found = [g for g in gpus if _is(g, device)]
         if len(found) != 1:
             there = ", ".join(f"{g.index} ({g.uuid or 'UUID unknown'})" for g in gpus)
             what = f"{len(found)} GPUs are {device!r}" if found else f"no GPU {device!r}"
             raise RunnerError("gpu.device", f"{what}; there are {there}. A MIG device needs a CDI spec")
         out.setdefault(found[0].index, found[0])
     return tuple(out.values())
+
+
+def _minor(host: Host, device: str) -> int | None:
+    found = [gpu.minor for gpu in enumerate_gpus(host)[0] if _is(gpu, device)]
+    return found[0] if len(found) == 1 else None
+
+
+def _is(gpu: GpuInfo, device: str) -> bool:
+    return device == str(gpu.index) or is_named(gpu.uuid, device)
 
 
 def is_named(uuid: str, device: str) -> bool:
@@ -257,7 +264,7 @@ def _from_cdi(host: Host, asked: Gpu, edits: cdi.Edits, version: str) -> Injecti
         if not stat.S_ISCHR(info.st_mode):
             raise RunnerError("device.type", f"{source} on the host is not a character device")
         nodes.append(Node(path, host.path(source), os.major(info.st_rdev), os.minor(info.st_rdev)))
-        match = _GPU_NODE.match(source)
+        match = cdi.GPU_NODE.match(source)
         minors += [int(match.group(1))] if match else []
     if not minors:
         raise RunnerError("gpu.none", f"{edits.source} gives no /dev/nvidia0 or the like: zero GPUs is a failure")

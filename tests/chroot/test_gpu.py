@@ -262,6 +262,26 @@ class Discovery(unittest.TestCase):
         self.assertEqual([g.minor for g in self.discover(UUIDS[1]).gpus], [1])
         self.assertEqual(self.code("9"), "gpu.device")
 
+    def test_cdi_names_by_the_other_strategy(self) -> None:
+        """nvidia-ctk's --device-name-strategy: what was written by index is asked for by UUID, and the reverse."""
+        self.machine.write("etc/cdi/nvidia.yaml", CDI_YAML)
+        for asked, taken, minor in ((UUIDS[0], "0", 0), ("GPU-1111", "0", 0), ("1", UUIDS[1], 1)):
+            injection = self.discover(asked)
+            self.assertEqual([g.minor for g in injection.gpus], [minor], asked)
+            self.assertIn(f"{taken} is taken, which has its node /dev/nvidia{minor}", " ".join(injection.notes))
+        self.assertEqual([g.minor for g in self.discover(UUIDS[0], "0").gpus], [0])
+        self.assertEqual(self.code("2"), "gpu.device")
+
+    def test_cdi_a_part_of_a_gpu_is_not_the_gpu(self) -> None:
+        """MIG: the device of a part has the node of its GPU, and a capability's."""
+        value = yamlsubset.parse(CDI_YAML)
+        del value["devices"][1]
+        part = [{"path": "/dev/nvidia1"}, {"path": "/dev/nvidia-caps/nvidia-cap30"}]
+        value["devices"].append({"name": "1:0", "containerEdits": {"deviceNodes": part}})
+        self.machine.write("etc/cdi/nvidia.json", json.dumps(value))
+        for asked in ("1", UUIDS[1]):
+            self.assertEqual(self.code(asked), "gpu.device")
+
     def test_cdi_as_json_and_the_later_folder_wins(self) -> None:
         self.machine.write("etc/cdi/nvidia.yaml", CDI_YAML)
         value = yamlsubset.parse(CDI_YAML)
