@@ -18,6 +18,8 @@ from chroot_exec.syscalls import MS_BIND, MS_NODEV, MS_NOEXEC, MS_NOSUID, MS_RDO
 _READ_ONLY_PROC = ("bus", "fs", "irq", "sys", "sysrq-trigger")
 _HIDDEN_PROC = ("kcore", "keys", "timer_list", "latency_stats", "sched_debug")
 SHM = "/dev/shm"
+# Code of a note: an overlay without them works, but for two things.
+NO_ATTRIBUTES = "sandbox.attributes"
 _PRIVATE = MS_NOSUID | MS_NODEV
 
 
@@ -98,7 +100,21 @@ class FileSystem:
         except OSError as error:
             self.facts.note(f"no overlay here ({error.strerror}): the tree is read-only, but for /tmp, /run and /dev")
             return False
+        if self._user_namespace:
+            self._note_attributes(upper)
         return True
+
+    def _note_attributes(self, upper: str) -> None:
+        """In memory there are attributes of users since Linux 6.6; in a user namespace an overlay has no others."""
+        try:
+            os.setxattr(upper, "user.probe", b"")
+            os.removexattr(upper, "user.probe")
+        except OSError as error:
+            self.facts.note(
+                f"[{NO_ATTRIBUTES}] no user attributes in memory here ({error.strerror}; Linux 6.6 has them): "
+                "what makes a folder of the image anew gets an input/output error, what sets such an attribute is not "
+                "supported; as root (--isolation root) it works"
+            )
 
     def _bind_root(self, lower: int) -> None:
         try:

@@ -9,6 +9,7 @@
 
 A run of checks that a signal ended has ``interrupted``, the error ``run.interrupted`` and only the checks that had
 ended before: the one that was running, and those after it, have no outcome.
+A note of the sandbox that has a code begins with it: ``[sandbox.attributes]``, rootless before Linux 6.6.
 The ``message`` of ``exec`` says why the program could not be started (exit 126 or 127); else it is empty.
 
 ``fail`` means that a check ran and said no; ``error`` that it could not be run as asked; ``deferred`` that a check
@@ -18,6 +19,7 @@ program ran to its end.
 
 from __future__ import annotations
 
+import errno
 import os
 import platform
 import re
@@ -29,6 +31,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from chroot_exec import __version__, process
+from chroot_exec.mounts import NO_ATTRIBUTES
 from chroot_exec.protocol import Check
 from chroot_exec.result import parse_result
 
@@ -71,11 +74,20 @@ def _os_release() -> str:
 def judge(check: Check, answer: dict[str, Any]) -> dict[str, Any]:
     """A check's entry: its outcome from what PID 1 answered."""
     outcome, code, message, details = _verdict(check, answer)
+    if outcome == "fail":
+        message += _machines_part(answer)
     return {
         "name": check.name, "outcome": outcome, "code": code, "message": message,
         **program_facts(answer), "expected_exit": check.exit, "details": details,
         "stdout": answer.get("stdout"), "stderr": answer.get("stderr"),
     }  # fmt: skip
+
+
+def _machines_part(answer: dict[str, Any]) -> str:
+    """What the sandbox lacks here, where a check that failed speaks of it."""
+    said = " ".join(answer[stream]["text"] for stream in ("stdout", "stderr"))
+    notes = [note for note in answer["sandbox"]["notes"] if note.startswith(f"[{NO_ATTRIBUTES}]")]
+    return f"; {notes[0]}" if notes and any(os.strerror(n) in said for n in (errno.EIO, errno.EOPNOTSUPP)) else ""
 
 
 def _verdict(check: Check, answer: dict[str, Any]) -> tuple[str, str, str, dict[str, Any]]:

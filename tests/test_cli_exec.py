@@ -130,6 +130,21 @@ def test_a_receipt_that_cannot_be_written_is_said_before_any_check_runs(
     assert "container-exec" not in done.stdout
 
 
+NOTED = """
+import oci_builder.execution.run as run
+from oci_builder.cli import main
+notes = ["/proc is the host's", "[sandbox.attributes] no user attributes in memory here"]
+run.run_in = lambda *_: run.ExitStatus(5, "", "", {"sandbox": {"root": "overlay", "notes": notes}})
+main()
+"""
+
+
+def test_exec_says_the_notes_that_have_a_code(tmp_path: Path) -> None:
+    (tmp_path / "root").mkdir()
+    done = run(tmp_path, "exec", tmp_path / "root", "--", "true", program=NOTED)
+    assert (done.returncode, done.stderr) == (5, "note[sandbox.attributes]: no user attributes in memory here\n")
+
+
 NO_OVERLAY = """
 import oci_builder.execution.run as run
 from oci_builder.cli import main

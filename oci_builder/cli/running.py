@@ -219,6 +219,9 @@ def exec_command(
         sys.exit(127 if error.code.startswith("exec.") else 125)
     if ended.receipt["sandbox"].get("root") == "read-only":
         complain(f"note: no overlay here for {show(str(staged.root))}: it was read-only but for /tmp and /run")
+    for note in ended.receipt["sandbox"].get("notes", ()):
+        if note.startswith("["):  # with a code: what the program may have stumbled over
+            complain("note" + note.replace("] ", "]: ", 1))
     if ended.message:
         complain(f"error[exec.start]: {ended.message}")
     sys.exit(ended.status)

@@ -31,6 +31,11 @@ OLD_KERNEL = """
 def refuse(*_): raise OSError(38, "Function not implemented")
 syscalls.make_read_only = refuse
 """
+NO_ATTRIBUTES = """
+import os
+def refuse(*_, **__): raise OSError(95, "Operation not supported")
+os.setxattr = refuse
+"""
 SCRIPT = "echo > /dev/null && head -c 1 /dev/zero | wc -c && ls /proc/self/fd > /dev/null && cat /sys/class/net/lo/mtu"
 
 
@@ -96,6 +101,26 @@ class Fallbacks(SandboxCase):
         binds = [{"source": str(self.root / "etc"), "target": "/mnt/etc"}]
         receipt = self.run_patched(OLD_KERNEL, "touch /mnt/etc/x 2>&1; true", binds=binds)
         self.assertIn("Read-only", receipt["checks"][0]["stdout"]["text"])
+
+    def test_memory_without_user_attributes(self) -> None:
+        """Rootless before Linux 6.6: the kernel's words alone name neither the cause nor a way out."""
+        said = "echo 'mkdir: cannot create directory: Input/output error' >&2; exit 1"
+        for isolation, script, noted, hinted in (
+            ("rootless", said, True, True), ("rootless", "exit 1", True, False), ("root", said, False, False),
+        ):  # fmt: skip
+            receipt = self.run_patched(NO_ATTRIBUTES, script, 1, isolation=isolation)
+            notes = [n for n in receipt["sandbox"]["notes"] if n.startswith("[sandbox.attributes] ")]
+            self.assertEqual(bool(notes), noted)
+            message = receipt["checks"][0]["message"]
+            self.assertEqual("[sandbox.attributes]" in message, hinted, message)
+            self.assertTrue(message.startswith("exit status 1, expected 0"))
+
+    def test_the_note_is_there_exactly_where_it_is_so(self) -> None:
+        """A folder of the image that is made anew, as an upgrade in place does it."""
+        script = "rm -r /home && mkdir /home && echo made || echo not"
+        receipt = self.run_patched("", script, isolation="rootless")
+        noted = any(n.startswith("[sandbox.attributes] ") for n in receipt["sandbox"]["notes"])
+        self.assertEqual(receipt["checks"][0]["stdout"]["text"], "not\n" if noted else "made\n")
 
     def test_rootless_as_root_keeps_all_ids(self) -> None:
         receipt = self.run_patched("", "stat -c %u /etc/passwd; id -u", isolation="rootless", user="1234")
