@@ -9,6 +9,7 @@ from typing import Any
 
 from oci_builder.model.events import Emit, silent
 from oci_builder.model.limits import DEFAULT_LIMITS, Limits
+from oci_builder.model.sizes import human
 from oci_builder.transports.contents import ImageContents, read_contents
 
 
@@ -35,7 +36,7 @@ class Inspection:
         yield f"{'layer':<28} {'stored':>10} {'tar':>10} {'files':>8}  holds"
         for layer in self.layers:
             yield (
-                f"{layer['name'][:28]:<28} {_size(layer['size']):>10} {_size(layer['tar_size']):>10} "
+                f"{layer['name'][:28]:<28} {human(layer['size']):>10} {human(layer['tar_size']):>10} "
                 f"{layer['files']:>8}  {', '.join(layer['tiers']) or '-'}"
             )
         if self.tiers:
@@ -43,13 +44,13 @@ class Inspection:
             yield f"{'tier':<20} {'seen':>10} {'own':>10} {'shared':>10} {'files':>8}"
         for name, tier in self.tiers.items():
             yield (
-                f"{name:<20} {_size(tier['size']):>10} {_size(tier['own']):>10} "
-                f"{_size(tier['shared']):>10} {tier['files']:>8}"
+                f"{name:<20} {human(tier['size']):>10} {human(tier['own']):>10} "
+                f"{human(tier['shared']):>10} {tier['files']:>8}"
             )
         yield ""
         yield (
-            f"stored {_size(self.totals['size'])}, unpacked {_size(self.totals['tar_size'])}; as plain layers the "
-            f"tiers would take {_size(self.totals['plain'])}, sharing saves {_size(self.totals['saved'])}"
+            f"stored {human(self.totals['size'])}, unpacked {human(self.totals['tar_size'])}; as plain layers the "
+            f"tiers would take {human(self.totals['plain'])}, sharing saves {human(self.totals['saved'])}"
         )
 
 
@@ -105,7 +106,3 @@ def _shared_once(contents: ImageContents) -> int:
         if len(held) > 1:
             total += sum(entry.size for entry in layer.entries.values() if entry.kind == "file")
     return total
-
-
-def _size(size: int) -> str:
-    return f"{size / 1e9:.2f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{size / 1e3:.1f} kB"

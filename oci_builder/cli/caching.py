@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from oci_builder.cli.common import Settings, cache_option, complain, human, json_option, pass_settings, say, write_json
+from oci_builder.cli.common import Settings, cache_option, complain, json_option, pass_settings, say, write_json
+from oci_builder.model.sizes import human
 
 if TYPE_CHECKING:
     from oci_builder.cache import Contents, Pruned

@@ -218,19 +218,6 @@ def spec_and_limits(path: Path | None) -> tuple[Spec | None, Limits]:
     return spec, spec.effective_limits
 
 
-def human(size: float) -> str:
-    """A size for people.
-
-    >>> human(1_500_000)
-    '1.5 MB'
-    """
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000 or unit == "GB":
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    raise AssertionError
-
-
 def say(line: str) -> None:
     """A line of the result, for people; control characters of untrusted names never reach the terminal."""
     click.echo(_printable(line))

@@ -20,7 +20,6 @@ from oci_builder.cli.common import (
     Settings,
     cache_option,
     default_jobs,
-    human,
     json_option,
     pass_settings,
     report_place,
@@ -41,6 +40,7 @@ from oci_builder.cli.running import (
 )
 from oci_builder.model.errors import OciBuilderError
 from oci_builder.model.report import Finding, Report
+from oci_builder.model.sizes import human
 
 SPEC = click.option("--spec", "spec_path", type=ARCHIVE, default=None, help="Take limits from SPEC.")
 HELD_TO = click.option(

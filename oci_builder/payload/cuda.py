@@ -16,6 +16,7 @@ from oci_builder.model.events import Emit, Event, silent
 from oci_builder.model.image import Layer
 from oci_builder.model.jsontext import dump_json
 from oci_builder.model.limits import DEFAULT_LIMITS, Limits
+from oci_builder.model.sizes import human
 from oci_builder.model.spec import Spec
 from oci_builder.model.speccuda import Cuda
 from oci_builder.payload.base_files import extract_files
@@ -130,7 +131,7 @@ class _Toolkit:
             shutil.copyfile(staging / os.fsdecode(path), root / TERMS / f"{os.fsdecode(name)}.txt")
         settle_copy(root)
         size = sum(place.lstat().st_size for place in root.rglob("*"))
-        emit(Event("note", "cuda", message=f"{len(inside)} files of {self.named} in the base, {size >> 20} MiB"))
+        emit(Event("note", "cuda", message=f"{len(inside)} files of {self.named} in the base, {human(size)}"))
         return root
 
     def _matches(self, path: bytes) -> bool:

@@ -21,6 +21,7 @@ from chroot_exec.errors import RunnerError
 from chroot_exec.teardown import mounts_below, remove_tree
 from oci_builder.model.events import Emit, Event
 from oci_builder.model.jsontext import dump_json
+from oci_builder.model.sizes import human
 from oci_builder.payload.partial import PARTIAL, beside
 from oci_builder.store.holdings import Sizes
 from oci_builder.store.locks import alone, give_to_owner, lock_file
@@ -117,7 +118,7 @@ def _tidy(work: Path, emit: Emit) -> None:
             _remove(aside)
         _sweep(work)
     if old:
-        told = f"{len(old)} folders that no recent build used are gone; {work} holds {size_of(work) / 1e9:.1f} GB"
+        told = f"{len(old)} folders that no recent build used are gone; {work} holds {human(size_of(work))}"
         emit(Event("note", "cache", message=told))
 
 

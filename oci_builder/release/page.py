@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
+from oci_builder.model.sizes import human
 from oci_builder.release.treemap import squarify
 
 _WIDTH, _HEIGHT = 960, 320
@@ -58,16 +59,6 @@ def render(data: Mapping[str, Any]) -> bytes:
         f'<meta name="viewport" content="width=device-width"><title>{title}</title><style>{_STYLE}</style>'
     )
     return f'<!doctype html><html lang="en"><head>{head}</head><body>{"".join(body)}</body></html>\n'.encode()
-
-
-def size(count: int) -> str:
-    """Bytes for people, decimal units."""
-    value = float(count)
-    for unit in ("B", "kB", "MB", "GB"):
-        if value < 1000 or unit == "GB":
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.2f} {unit}"
-        value /= 1000
-    return ""
 
 
 def _cell(text: object, kind: str = "") -> str:
@@ -128,17 +119,17 @@ def _layers(layers: Sequence[Mapping[str, Any]]) -> str:
     rows = (
         f'<tr data-layer="{escape(v["digest"])}" data-size="{v["size"]}" data-tar-size="{v["tar_size"]}">'
         f'<td>{escape(v["name"])}<br><code class="soft">{escape(v["digest"])}</code></td>'
-        f"{_cell(size(v['tar_size']), 'num')}{_cell(size(v['size']), 'num')}</tr>"
+        f"{_cell(human(v['tar_size']), 'num')}{_cell(human(v['size']), 'num')}</tr>"
         for v in layers
     )
     drawn = f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="layers by size">{boxes}</svg>'
-    total = f'<span class="soft" id="total" data-bytes="{sum(sizes)}">{size(sum(sizes))} unpacked</span>'
+    total = f'<span class="soft" id="total" data-bytes="{sum(sizes)}">{human(sum(sizes))} unpacked</span>'
     table = _table(("layer", "unpacked", "compressed"), rows, numeric=(1, 2))
     return f'<h2>Layers {total}</h2>{drawn}<div class="legend">{legend}</div>{table}'
 
 
 def _box(layer: Mapping[str, Any], x: float, y: float, w: float, h: float) -> str:
-    label = f"{layer['name']} · {size(layer['tar_size'])}"
+    label = f"{layer['name']} · {human(layer['tar_size'])}"
     fit = next((t for t in (label, layer["name"]) if w > 7.2 * len(t) + 12 and h > 24), "")
     text = f'<text x="{x + 10:.1f}" y="{y + 20:.1f}">{escape(fit)}</text>' if fit else ""
     colour = _COLOURS[layer["kind"]]
@@ -152,8 +143,8 @@ def _tiers(tiers: Sequence[Mapping[str, Any]]) -> str:
     if not tiers:
         return ""
     rows = (
-        f'<tr data-tier="{escape(t["name"])}"><td>{escape(t["name"])}</td>{_cell(size(t["own"]), "num")}'
-        f"{_cell(size(t['shared']), 'num')}{_cell(size(t['own'] + t['shared']), 'num')}</tr>"
+        f'<tr data-tier="{escape(t["name"])}"><td>{escape(t["name"])}</td>{_cell(human(t["own"]), "num")}'
+        f"{_cell(human(t['shared']), 'num')}{_cell(human(t['own'] + t['shared']), 'num')}</tr>"
         for t in tiers
     )
     head = ("tier", "its own layer", "layers it shares", "together")

@@ -23,8 +23,9 @@ from hypothesis import strategies as st
 from oci_builder.model.errors import TransportError
 from oci_builder.model.gates import parse_gates
 from oci_builder.model.receipts import Host
+from oci_builder.model.sizes import human
 from oci_builder.release.folder import ReleaseFolder
-from oci_builder.release.page import render, size
+from oci_builder.release.page import render
 from oci_builder.release.receipts import write_receipt
 from oci_builder.release.treemap import squarify
 from oci_builder.report import report_data, write_report
@@ -112,7 +113,7 @@ def agrees(html: str, data: dict[str, Any]) -> None:
     for gate in verdict["gates"]:
         assert all(reason in page.text for reason in gate["reasons"])
     for tier in data["tiers"]:
-        assert size(tier["own"] + tier["shared"]) in page.text
+        assert human(tier["own"] + tier["shared"]) in page.text
     for line in verdict["not_tested"]:
         assert line in page.text
 
