@@ -6,13 +6,10 @@ import json
 import shutil
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from bench.measure import Run, have, ours, run, warm
 from bench.servers import dockerd, registry
-
-if TYPE_CHECKING:
-    from bench.run import Bench
+from bench.session import Bench
 
 _HELPER = Path(__file__).resolve().parent.parent / "layers/files/ensure_runtime.sh"
 

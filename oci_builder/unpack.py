@@ -16,7 +16,8 @@ from oci_builder.model.limits import DEFAULT_LIMITS, Limits
 from oci_builder.model.report import Finding
 from oci_builder.rootfs.apply import ApplyOptions, RootTree
 from oci_builder.rootfs.destination import Destination
-from oci_builder.transports.opened import ImageFile, OpenOptions
+from oci_builder.transports.opened import ImageFile
+from oci_builder.transports.opened_members import OpenOptions
 from oci_builder.transports.wanted import Chunks, WantedImage, WantedLayer
 from oci_builder.wire.compress import Options, decode_chunks, sniff
 from oci_builder.wire.source import Ahead

@@ -9,6 +9,7 @@ import ast
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -130,6 +131,24 @@ def test_each_package_has_its_one_place() -> None:
         package: sorted(f for f in files if not f.startswith(PLACES[package])) for package, files in found.items()
     }
     assert {package: files for package, files in elsewhere.items() if files} == {}
+
+
+def file_of(dotted: str) -> Path | None:
+    """The file of ours that a dotted name leads to; a name within a package leads to its ``__init__``."""
+    parts = dotted.split(".")
+    for count in range(len(parts), 0, -1):
+        place = ROOT.joinpath(*parts[:count])
+        for file in (place.with_suffix(".py"), place / "__init__.py"):
+            if file.is_file():
+                return file
+    return None
+
+
+def test_no_file_needs_a_file_that_needs_it() -> None:
+    """Nor for a type alone: what two files mean by a type stands in a third."""
+    files = [path for package in (*OURS, "bench") for path in python_files(package)]
+    needs = {path: {file_of(name) for name, _ in imports(path)} - {None, path} for path in files}
+    assert set(TopologicalSorter(needs).static_order()) >= set(files)  # CycleError names the files
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ def script_app(script: str, name: str, *stages: str) -> Any:
         if client.get("write_result"):
             # The client opens it last, when the stage is paid for.
             require_file_place(Path(client["write_result"]))
-        from oci_builder.engines.modal_request import load_engine
+        from oci_builder.engines.modal_client import load_engine
 
         return load_engine().script(name)
 

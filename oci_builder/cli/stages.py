@@ -97,7 +97,7 @@ def _run(runner: Any, engine: str, name: str, request: Request, emit: Emit) -> d
     if engine == "local":
         found: dict[str, Any] = runner.run(name, request, emit)
         return found
-    from oci_builder.engines.modal_request import load_engine
+    from oci_builder.engines.modal_client import load_engine
 
     return dict(load_engine().run_on_modal(name, request, emit))
 
@@ -142,7 +142,7 @@ def _only_local(scratch: float | None, timeout: float | None, any_gpu: bool) -> 
     Raises:
         SpecError: ``stage.option``, ``modal.config``.
     """
-    from oci_builder.engines.modal_request import load_engine
+    from oci_builder.engines.modal_client import load_engine
 
     asked = {"--scratch": scratch is not None, "--timeout": timeout is not None, "--any-gpu": any_gpu}
     asked |= {f"--{name}": _typed(name) for name in ("out", "cache")}

@@ -5,16 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from oci_builder import __version__
 from oci_builder.engines.modal_container import RUNTIME
 from oci_builder.engines.modal_project import pack, release_folder
 from oci_builder.engines.stages import STAGES, Request, Stage
-from oci_builder.model.errors import OciBuilderError, SpecError, show
+from oci_builder.model.errors import SpecError, show
 from oci_builder.model.receipts import PORTABLE
 from oci_builder.model.spec import Spec
 from oci_builder.release.folder import ReleaseFolder
@@ -22,24 +20,6 @@ from oci_builder.release.host import new_attempt
 
 # Stages that read what the spec names; all others work on what these made.
 _READERS = ("build", "package", "container", "repack")
-
-
-def load_engine() -> ModuleType:
-    """``modal_app``, which imports Modal's client: that reads its settings while it is imported.
-
-    Raises:
-        SpecError: ``modal.config``: it cannot read them; ModuleNotFoundError: there is no client.
-    """
-    try:
-        return import_module("oci_builder.engines.modal_app")
-    except (ImportError, OciBuilderError):
-        raise
-    except Exception as error:
-        said = " ".join(str(error).split()).rstrip(".") or type(error).__name__
-        raise SpecError(
-            "modal.config", f"Modal's client cannot read its settings: {said}; repair that file, or move it away and "
-            "make a new one: modal token new", where="~/.modal.toml",
-        ) from error  # fmt: skip
 
 
 def prepare(stage: Stage, request: Request, spec: Spec, portable: str, inputs: Path) -> dict[str, Any]:

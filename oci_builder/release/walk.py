@@ -20,7 +20,8 @@ from oci_builder.model.digest import Digest
 from oci_builder.model.errors import FormatError, IntegrityError, SpecError, disk_error, show
 from oci_builder.model.events import Emit, Event, silent
 from oci_builder.model.limits import DEFAULT_LIMITS, Limits
-from oci_builder.transports.opened import ImageFile, OpenOptions
+from oci_builder.transports.opened import ImageFile
+from oci_builder.transports.opened_members import OpenOptions
 from oci_builder.transports.wanted import WantedImage, WantedLayer
 from oci_builder.wire.compress import Options, decode_chunks, sniff
 from oci_builder.wire.source import FileRange

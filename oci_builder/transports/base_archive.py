@@ -17,7 +17,8 @@ from oci_builder.model.jsontext import dump_json
 from oci_builder.model.limits import DEFAULT_LIMITS, Limits
 from oci_builder.rootfs.layers import WriteOptions
 from oci_builder.store.blobs import DirStore
-from oci_builder.transports.opened import ImageFile, OpenOptions
+from oci_builder.transports.opened import ImageFile
+from oci_builder.transports.opened_members import OpenOptions
 from oci_builder.transports.unchanged import identity
 from oci_builder.transports.wanted import Chunks, WantedLayer, index_trail
 from oci_builder.wire.compress import BLOCK, Codec, encode_layer, sniff

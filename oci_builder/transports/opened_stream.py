@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from oci_builder.judge.survey import sight_layer
 from oci_builder.model.errors import FormatError, OciBuilderError
+from oci_builder.transports.opened_members import OpenedMembers
 from oci_builder.transports.wanted import Chunks, WantedLayer, guess_layers
 from oci_builder.wire.source import FileRange
 from oci_builder.wire.tar import TarReader
-
-if TYPE_CHECKING:
-    from oci_builder.transports.opened import ImageFile
 
 # How often the documents are tried before the archive's end: they may come one by one, each trial parses them all.
 _TRIALS = 8
@@ -26,7 +23,7 @@ class Stream:
     whoever believed the guess must not have shown anything yet.
     """
 
-    def __init__(self, file: ImageFile, chunks: Chunks) -> None:
+    def __init__(self, file: OpenedMembers, chunks: Chunks) -> None:
         self._file = file
         self._parts = file.parts
         self._reader = TarReader(chunks, limits=file.options.limits, where=file.path.name, warn=file.unusual)

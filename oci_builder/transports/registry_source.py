@@ -8,7 +8,8 @@ from pathlib import Path
 from oci_builder.model.documents import Descriptor, Manifest, parse_document
 from oci_builder.model.errors import FormatError, OciBuilderError, SpecError, read_error
 from oci_builder.model.limits import DEFAULT_LIMITS, Limits
-from oci_builder.transports.opened import ImageFile, OpenOptions
+from oci_builder.transports.opened import ImageFile
+from oci_builder.transports.opened_members import OpenOptions
 from oci_builder.transports.registry_reference import Reference, parse_reference
 from oci_builder.transports.resolve import Resolved
 from oci_builder.wire.compress import sniff
