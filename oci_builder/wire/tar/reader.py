@@ -12,35 +12,12 @@ from oci_builder.model.errors import FormatError, PolicyError
 from oci_builder.model.limits import DEFAULT_LIMITS, Limits
 from oci_builder.wire.source import ChunkReader, FileRange
 from oci_builder.wire.tar import pax
-from oci_builder.wire.tar.entry import Kind, TarEntry
+from oci_builder.wire.tar.entry import TarEntry
+from oci_builder.wire.tar.fields import Fields, Headers, Rules, check_size
 from oci_builder.wire.tar.header import BLOCK, ZERO_BLOCK, RawHeader, parse_header
-from oci_builder.wire.tar.names import Place, Warn, Where, check_link, clean_name, ignore
+from oci_builder.wire.tar.names import Place, Warn, Where, ignore
 from oci_builder.wire.tar.plain import plain_entry
 from oci_builder.wire.tar.sparse import SparseMap, old_gnu_map, pax_map, sparse_error
-
-_KINDS = {
-    b"0": Kind.FILE,
-    b"\0": Kind.FILE,
-    b"S": Kind.FILE,
-    b"1": Kind.HARDLINK,
-    b"2": Kind.SYMLINK,
-    b"3": Kind.CHAR,
-    b"4": Kind.BLOCK,
-    b"5": Kind.DIR,
-    b"6": Kind.FIFO,
-}
-_TYPE_BITS = {
-    Kind.FILE: 0o100000,
-    Kind.HARDLINK: 0o100000,
-    Kind.SYMLINK: 0o120000,
-    Kind.CHAR: 0o020000,
-    Kind.BLOCK: 0o060000,
-    Kind.DIR: 0o040000,
-    Kind.FIFO: 0o010000,
-}
-_MAX_ID = 2**32 - 2  # 2**32 - 1 is chown's "leave as it is"
-_MAX_SECONDS = 2**33
-_SECOND = 1_000_000_000
 
 
 class TarReader:
@@ -76,10 +53,8 @@ class TarReader:
         warn: Warn = ignore,
     ) -> None:
         self._in = ChunkReader(chunks)
-        self._limits = limits
-        self._where = where
-        self._strict = strict
-        self._warn = warn
+        self._rules = Rules(limits, where, strict, warn)
+        self._limits, self._where, self._strict, self._warn = limits, where, strict, warn
         self._left = 0  # bytes of the current entry's data area, padding included, not yet read
         self._stored = 0  # of those, content
         self._sparse: SparseMap | None = None
@@ -109,7 +84,8 @@ class TarReader:
                 if raw is None:
                     self._end(records, names)
                     return
-                entry = self._entry(raw, records, names, start)
+                fields = Fields(Headers(raw, records, names, start), self._rules)
+                entry = fields.entry(self._open_data(raw, records, fields.stored, fields.where))
             self.entries += 1
             if self.entries > self._limits.entries:
                 raise PolicyError(
@@ -181,7 +157,7 @@ class TarReader:
             raise FormatError("tar.ambiguous", f"{where}: two GNU long names for one entry", where=where)
 
     def _record_body(self, raw: RawHeader, where: Where) -> bytes:
-        self._check_size(raw.size, where)
+        check_size(raw.size, self._limits, where)
         if raw.size > self._limits.record:
             raise PolicyError(
                 "limit.record", f"{where}: an extended header of {raw.size} bytes, the limit is {self._limits.record}",
@@ -219,46 +195,7 @@ class TarReader:
         if extra and self._strict:
             raise self._trailing(where, f"{extra} zero bytes after the end marker")
 
-    # -- one entry -------------------------------------------------------------------------------------------------
-
-    def _entry(self, raw: RawHeader, records: pax.Records | None, names: dict[bytes, bytes], start: int) -> TarEntry:
-        values = records.values if records else {}
-        name = self._name(raw, values, names, start)
-        where = Place(self._where, name)
-        kind = _KINDS.get(raw.type)
-        if kind is None:
-            raise PolicyError("entry.type", f"{where}: entry type {raw.type!r}", where=where, actual=repr(raw.type))
-        if kind is Kind.FILE and name.endswith(b"/"):
-            # Before type 5 existed this was how folders were written. With type 0 Go sees a file, GNU tar a folder.
-            if raw.type != b"\0":
-                raise FormatError("entry.name", f"{where}: a file's name with a slash at its end", where=where)
-            kind = Kind.DIR
-        size = pax.integer(values[b"size"], "tar.size", where) if b"size" in values else raw.size
-        self._check_size(size, where)
-        if size and kind is not Kind.FILE:
-            raise FormatError(
-                "tar.link_data", f"{where}: a {kind} with {size} bytes of data; readers disagree about those",
-                where=where, actual=size,
-            )  # fmt: skip
-        clean = clean_name(name, self._limits, self._where, strict=self._strict)
-        if not clean and kind is not Kind.DIR:
-            raise PolicyError("entry.root", f"{where}: a {kind} in place of the root folder", where=where)
-        if name[:1] == b"/":
-            self._warn("path.absolute", f"{where}: an absolute name; the leading / is dropped")
-        size = self._open_data(raw, records, size, where)
-        return self._finish(raw, values, names, clean, kind, size, name, start, where)
-
-    def _name(self, raw: RawHeader, values: dict[bytes, bytes], names: dict[bytes, bytes], start: int) -> bytes:
-        long_name = names.get(b"L")
-        if raw.type not in (b"0", b"\0") and any(key.startswith(b"GNU.sparse.") for key in values):
-            # Go's reader takes the name in them for sparse files only, GNU tar's and Python's for anything.
-            where = Place(self._where, start)
-            raise FormatError("tar.ambiguous", f"{where}: GNU sparse records, and the entry is no file", where=where)
-        path = values.get(b"GNU.sparse.name") or values.get(b"path")
-        if long_name is not None and path and path != long_name:
-            where = Place(self._where, start)
-            raise FormatError("tar.ambiguous", f"{where}: PAX and GNU give different names for one entry", where=where)
-        return path or long_name or raw.name
+    # -- data ------------------------------------------------------------------------------------------------------
 
     def _open_data(self, raw: RawHeader, records: pax.Records | None, stored: int, where: Where) -> int:
         """Set up the data area; returns the size of the content."""
@@ -273,7 +210,7 @@ class TarReader:
         if self._sparse:
             if self._strict:
                 raise sparse_error(where, "our layers hold no sparse entries")
-            self._check_size(size, where, "entry.sparse")
+            check_size(size, self._limits, where, "entry.sparse")
             # Holes cost an archive nothing: what the stream's own budget does not see is counted here.
             self._holes += size - (stored - used)
             if self._in.offset + self._holes > self._limits.layer_size:
@@ -283,72 +220,6 @@ class TarReader:
         self._stored = stored - used
         self._left = self._stored + (-stored % BLOCK)
         return size
-
-    def _finish(
-        self, raw: RawHeader, values: dict[bytes, bytes], names: dict[bytes, bytes], clean: bytes, kind: Kind,
-        size: int, raw_name: bytes, start: int, where: Where,
-    ) -> TarEntry:  # fmt: skip
-        uid = pax.integer(values[b"uid"], "entry.owner", where) if b"uid" in values else raw.uid
-        gid = pax.integer(values[b"gid"], "entry.owner", where) if b"gid" in values else raw.gid
-        if not (0 <= uid <= _MAX_ID and 0 <= gid <= _MAX_ID):
-            raise PolicyError("entry.owner", f"{where}: owner {uid}:{gid} does not fit 32 bits", where=where)
-        mtime = pax.seconds_ns(values[b"mtime"], where) if b"mtime" in values else raw.mtime * _SECOND
-        if abs(mtime) > _MAX_SECONDS * _SECOND:
-            raise FormatError("entry.mtime", f"{where}: the time {mtime // _SECOND} s is out of range", where=where)
-        if kind in (Kind.CHAR, Kind.BLOCK) and not (0 <= raw.major < 2**32 and 0 <= raw.minor < 2**32):
-            raise PolicyError("entry.device", f"{where}: device {raw.major}:{raw.minor}", where=where)
-        return TarEntry(
-            name=clean,
-            kind=kind,
-            size=size,
-            mode=self._mode(raw.mode, kind, where),
-            uid=uid,
-            gid=gid,
-            mtime_ns=mtime,
-            link=self._link(raw, values, names, kind, clean, where),
-            major=raw.major if kind in (Kind.CHAR, Kind.BLOCK) else 0,
-            minor=raw.minor if kind in (Kind.CHAR, Kind.BLOCK) else 0,
-            xattrs=pax.xattrs(values, self._limits.xattr_size, where) if values else {},
-            uname=values.get(b"uname", raw.uname),
-            gname=values.get(b"gname", raw.gname),
-            offset=start,
-            raw_name=raw_name,
-        )
-
-    def _mode(self, mode: int, kind: Kind, where: Where) -> int:
-        extra = mode & ~0o7777
-        if extra:
-            # Go before 1.9 wrote the file type into the mode field, and images of that time are still around.
-            if self._strict or extra != _TYPE_BITS[kind]:
-                raise PolicyError("entry.mode", f"{where}: mode {mode:o}", where=where, actual=oct(mode))
-            self._warn("entry.mode", f"{where}: mode {mode:o} holds the file type as well")
-        return mode & 0o7777
-
-    def _link(
-        self,
-        raw: RawHeader,
-        values: dict[bytes, bytes],
-        names: dict[bytes, bytes],
-        kind: Kind,
-        clean: bytes,
-        where: Where,
-    ) -> bytes:
-        if kind not in (Kind.SYMLINK, Kind.HARDLINK):
-            return b""
-        long_link, path = names.get(b"K"), values.get(b"linkpath")
-        if long_link is not None and path and path != long_link:
-            raise FormatError("tar.ambiguous", f"{where}: PAX and GNU give different link targets", where=where)
-        target = path or long_link or raw.link
-        if kind is Kind.SYMLINK:
-            return check_link(target, self._limits, where)
-        link = clean_name(target, self._limits, where, strict=self._strict)
-        # GNU tar writes a link to itself when it is given a name twice: nothing to do, if the file is there.
-        if not link or (link == clean and self._strict):
-            what = "itself" if link else "the root folder"
-            raise PolicyError("entry.link_target", f"{where}: a hard link to {what}", where=where, actual=what)
-        return link
-
-    # -- data ------------------------------------------------------------------------------------------------------
 
     def _data_area(self) -> Iterator[memoryview]:
         while self._stored:
@@ -377,15 +248,6 @@ class TarReader:
                     raise self._trailing(where, "padding that is not zeros")
                 self._warn("tar.padding", f"{where}: padding that is not zeros")
             self._left = 0
-
-    def _check_size(self, size: int, where: Where, code: str = "tar.size") -> None:
-        if size < 0 or size >= 1 << 63:
-            raise FormatError(code, f"{where}: a size of {size}", where=where, actual=size)
-        if size > self._limits.entry_size:
-            code = "limit.entry" if code == "tar.size" else code
-            raise PolicyError(
-                code, f"{where}: {size} bytes, the limit is {self._limits.entry_size}", where=where, actual=size
-            )
 
     def _truncated(self, where: Where, what: str) -> FormatError:
         # umoci 0.4.7's insert writes such layers; GNU tar complains of them too.
