@@ -38,7 +38,8 @@ SHARED = {"progress"}
 PLACES = {
     "pydantic": "model/", "pydantic_core": "model/", "click": "cli/", "rich": "progress.py",
     "isal": "wire/compress/codecs.py", "zstandard": "wire/compress/codecs.py", "deflate": "wire/compress/codecs.py",
-    "oras": "transports/registry.py", "requests": "transports/registry.py", "urllib3": "transports/registry.py",
+    "oras": "transports/registry.py", "requests": "transports/registry_http.py",
+    "urllib3": "transports/registry_http.py",
     "docker": "transports/daemon.py", "packageurl": "release/sbom.py",
     "cryptography": "release/signing.py", "huggingface_hub": "release/hub.py", "cyclonedx": "release/sbom.py",
     "modal": "engines/modal_app.py", "elftools": "payload/elf.py",

@@ -1,125 +1,38 @@
-"""HTTP with one registry: the session is oras's; redirects, retries, authentication and errors are decided here.
+"""HTTP with one registry: the session is oras's; redirects, retries and authentication are decided here.
 
 oras's downloads check neither digest nor size, and follow any redirect; so its session is used, and no more. This is
-the only file that knows oras, and requests and urllib3 below it.
+the only file that knows oras.
 """
 
 from __future__ import annotations
 
-import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from types import TracebackType
-from typing import Any
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import urljoin
 
 import oras.provider
-import requests
-import urllib3
 
 from oci_builder.model.errors import PolicyError, TransportError, show
 from oci_builder.model.events import Emit, Event, silent
 from oci_builder.model.redact import redact, redact_url
 from oci_builder.transports.registry_auth import Authorizer, TokenAnswer
 from oci_builder.transports.registry_guard import Origin, check_target, is_loopback
+from oci_builder.transports.registry_http import Body, Exchange, Response, is_proxied
 from oci_builder.transports.registry_policy import (
     RETRIED_STATUS,
     RegistryOptions,
     pause_of,
     registry_says,
-    trusted_authorities,
 )
 from oci_builder.transports.registry_reference import Reference
 
-_CONNECT_SECONDS = 20
 _PROBE_SECONDS = 4
 _HOPS = 5
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
-_READ = 1 << 20
 _TOKEN_BYTES = 1 << 20
 _RETRIED_CODES = frozenset({"http.connect", "http.timeout", "http.read", "http.proxy"})
-
-_NOISE = re.compile(r"(?: with)? url: \S+|\bHTTPS?Connection(?:Pool)?\([^)]*\): ")
-
-# Bytes, or an iterable of them with a length (else it would be sent in HTTP chunks).
-Body = Callable[[], bytes | Iterable[bytes]]
-
-
-class Response:
-    """One answer. Read it or close it.
-
-    Attributes:
-        status: HTTP status.
-        headers: without regard to case.
-        url: where it came from in the end; may hold a signature, never show it.
-        redirected: whether another host than the registry answered, or another path.
-    """
-
-    def __init__(self, raw: requests.Response, redirected: bool, where: str, secrets: tuple[str, ...]) -> None:
-        self._raw, self._where, self._secrets = raw, where, secrets
-        self.status: int = raw.status_code
-        self.headers: Mapping[str, str] = raw.headers
-        self.url: str = raw.url or ""
-        self.redirected = redirected
-        self._peeked = b""
-
-    def peek(self, size: int) -> bytes:
-        """Up to ``size`` bytes of the body, which ``chunks`` gives again.
-
-        Raises:
-            TransportError: as ``chunks``.
-        """
-        self._peeked = self.read(size)
-        return self._peeked
-
-    def chunks(self) -> Iterator[bytes]:
-        """The body as it was sent, never decoded, as it comes.
-
-        Raises:
-            TransportError: ``http.read``, ``http.timeout``.
-        """
-        if self._peeked:
-            data, self._peeked = self._peeked, b""
-            yield data
-        try:
-            while data := self._raw.raw.read1(_READ, decode_content=False):
-                yield data
-        except (requests.RequestException, urllib3.exceptions.HTTPError, OSError, ValueError) as error:
-            raise _error_of(error, self._where, self._secrets) from None
-
-    def read(self, limit: int) -> bytes:
-        """The body up to ``limit`` bytes, and one more if there is one.
-
-        Raises:
-            TransportError: as ``chunks``.
-        """
-        parts, size = [], 0
-        for data in self.chunks():
-            parts.append(data)
-            size += len(data)
-            if size > limit:
-                break
-        return b"".join(parts)[: limit + 1]
-
-    def challenges(self) -> list[str]:
-        """All ``WWW-Authenticate`` headers."""
-        return list(self._raw.raw.headers.getlist("WWW-Authenticate"))
-
-    def interrupt(self) -> None:
-        """Make a read that waits in another thread end now."""
-        with suppress(Exception):
-            self._raw.raw.shutdown()
-
-    def close(self) -> None:
-        """Done with it. Idempotent. A body that was not read costs the connection, not the time to read it."""
-        self._raw.close()
-
-    def __enter__(self) -> Response:
-        return self
-
-    def __exit__(self, _k: type[BaseException] | None, _e: BaseException | None, _t: TracebackType | None) -> None:
-        self.close()
 
 
 class RegistryClient:
@@ -143,21 +56,21 @@ class RegistryClient:
         plain = self.options.plain_http or self._loopback
         self._settled = self.options.plain_http or not self._loopback
         self._settling = threading.Lock()
-        self._connect_seconds = _CONNECT_SECONDS
         self._oras = oras.provider.Registry(hostname=reference.api_host, insecure=plain)
-        self._session: requests.Session = self._oras.session
-        # Else requests reads a redirect's body, however long, and prepares the next request even when told not to.
-        self._session.get_redirect_target = lambda _response: None
         self._emit = emit
         find = self.options.find_credential
         self.auth = Authorizer(
-            reference, actions, lambda: find(reference.host, reference.repository), self._ask_token_service,
+            reference,
+            actions,
+            lambda: find(reference.host, reference.repository),
+            self._ask_token_service,
             self.options.mount_from,
         )
+        self._http = Exchange(self._oras.session, self.options.limits.blob_idle_seconds, lambda: self.auth.secrets)
 
     def close(self) -> None:
         """Close the connections. Idempotent."""
-        self._session.close()
+        self._http.close()
 
     def __enter__(self) -> RegistryClient:
         return self
@@ -246,9 +159,7 @@ class RegistryClient:
             response.close()
         raise AssertionError("unreachable")
 
-    def _settle(
-        self, method: str, path: str, headers: dict[str, str], body: Body | None, used: str | None
-    ) -> Response:
+    def _settle(self, method: str, path: str, headers: dict[str, str], body: Body | None, used: str | None) -> Response:
         """Send; the first request of all to a loopback registry finds out whether it speaks TLS."""
         if not self._settled:
             with self._settling:
@@ -270,7 +181,8 @@ class RegistryClient:
             if error.code == "http.timeout" or "refused" in error.message:
                 raise
             failed = error
-        self._oras.prefix, self._connect_seconds = "https", _PROBE_SECONDS
+        usual = self._http.connect_seconds
+        self._oras.prefix, self._http.connect_seconds = "https", _PROBE_SECONDS
         try:
             response = self._follow(method, path, headers, body, None)
         except TransportError as error:
@@ -281,24 +193,21 @@ class RegistryClient:
                 return self._follow(method, path, headers, body, None)
             raise failed or error from None
         finally:
-            self._connect_seconds = _CONNECT_SECONDS
+            self._http.connect_seconds = usual
         self._settled = True
         return response
 
-    def _follow(
-        self, method: str, path: str, headers: dict[str, str], body: Body | None, auth: str | None
-    ) -> Response:
+    def _follow(self, method: str, path: str, headers: dict[str, str], body: Body | None, auth: str | None) -> Response:
         home = self.home
         url = path if "://" in path else self.url(path)
         if Origin.of(url) != home:
-            check_target(url, home, resolve=not self._proxied(url))
+            check_target(url, home, resolve=not is_proxied(url))
         for hop in range(_HOPS + 1):
             sent = dict(headers)
             if auth is not None and Origin.of(url) == home:
                 sent["Authorization"] = auth
-            raw = self._send(method, url, sent, body)
-            response = Response(raw, hop > 0, redact_url(url), self.auth.secrets)
-            location = raw.headers.get("Location")
+            response = self._http.send(method, url, sent, body, redirected=hop > 0)
+            location = response.headers.get("Location")
             moved = response.status in _REDIRECTS and (method in ("GET", "HEAD") or response.status in (307, 308))
             if not moved:
                 return response
@@ -306,32 +215,19 @@ class RegistryClient:
             if not location:
                 raise TransportError("http.status", f"{redact_url(url)}: a redirect to nowhere", where=redact_url(url))
             url = _joined(url, location)
-            check_target(url, home, resolve=not self._proxied(url))
+            check_target(url, home, resolve=not is_proxied(url))
         raise TransportError("http.status", f"{redact_url(url)}: more than {_HOPS} redirects", where=redact_url(url))
-
-    def _send(
-        self, method: str, url: str, headers: Mapping[str, str], body: Body | Mapping[str, str] | None
-    ) -> requests.Response:
-        data: Any = body() if callable(body) else body
-        try:
-            return self._session.request(
-                method, url, headers={"Accept-Encoding": "identity", "User-Agent": "oci-builder", **headers}, data=data,
-                stream=True, allow_redirects=False, verify=trusted_authorities(), auth=_no_netrc,
-                timeout=(self._connect_seconds, self.options.limits.blob_idle_seconds),
-            )  # fmt: skip
-        except (requests.RequestException, urllib3.exceptions.HTTPError, OSError, ValueError) as error:
-            raise _error_of(error, redact_url(url), self.auth.secrets) from None
 
     def _ask_token_service(
         self, method: str, url: str, headers: Mapping[str, str], form: Mapping[str, str] | None
     ) -> TokenAnswer:
-        check_target(url, self.home, resolve=not self._proxied(url))
+        check_target(url, self.home, resolve=not is_proxied(url))
         attempt = 0
         while True:
             attempt += 1
             try:
                 # Not redirected: a token service that moves would take the credentials along.
-                with Response(self._send(method, url, headers, form), False, redact_url(url), ()) as response:
+                with self._http.send(method, url, headers, form) as response:
                     answer = TokenAnswer(response.status, response.read(_TOKEN_BYTES))
                     after = response.headers.get("Retry-After")
             except TransportError as error:
@@ -343,12 +239,6 @@ class RegistryClient:
                 return answer
             self.wait(attempt, f"token service: HTTP status {answer.status}", after)
 
-    def _proxied(self, url: str) -> bool:
-        try:
-            return bool(requests.utils.select_proxy(url, requests.utils.get_environ_proxies(url)))
-        except (ValueError, OSError):
-            return False
-
 
 def _joined(url: str, location: str) -> str:
     try:
@@ -357,41 +247,3 @@ def _joined(url: str, location: str) -> str:
         raise PolicyError(
             "http.redirect", f"{redact_url(url)}: sends us to {show(redact_url(location)[:200])}", where=redact_url(url)
         ) from None
-
-
-def _no_netrc(request: requests.PreparedRequest) -> requests.PreparedRequest:
-    """Keeps requests from replacing our ``Authorization`` by a ~/.netrc entry or by a URL's user name."""
-    return request
-
-
-def _error_of(error: Exception, where: str, secrets: tuple[str, ...]) -> TransportError:
-    """Our error for one of requests' or urllib3's; the most telling cause, without addresses of objects."""
-    # The text quotes the path, whose query may be a signature under any name.
-    text = redact(_NOISE.sub("", str(_innermost(error))), secrets)
-    match error:
-        case requests.exceptions.ProxyError() | urllib3.exceptions.ProxyError():
-            code, why = "http.proxy", "the proxy cannot be used; see HTTPS_PROXY, HTTP_PROXY and NO_PROXY"
-        case requests.exceptions.SSLError() | urllib3.exceptions.SSLError():
-            code, why = "http.tls", "no trusted TLS connection; for an authority of your own set SSL_CERT_FILE"
-        case requests.exceptions.Timeout() | urllib3.exceptions.TimeoutError() | TimeoutError():
-            code, why = "http.timeout", "no answer in time"
-        case requests.exceptions.ConnectionError() | urllib3.exceptions.NewConnectionError():
-            timed_out = "Read timed out" in text
-            code, why = ("http.timeout", "no answer in time") if timed_out else ("http.connect", "no connection")
-        case requests.exceptions.InvalidURL() | requests.exceptions.InvalidSchema():
-            code, why = "http.url", "not an address that can be asked, or the proxy's is none (HTTPS_PROXY, HTTP_PROXY)"
-        case OSError() if "CA certificate bundle" in text:
-            code, why = "http.tls", "the file of certificate authorities is missing"
-        case _:
-            code, why = "http.read", "the connection broke"
-    host = urlsplit(where).netloc.rpartition("@")[2] or where
-    return TransportError(code, f"{host}: {why} ({show(text[:300])})", where=where, actual=type(error).__name__)
-
-
-def _innermost(error: BaseException) -> BaseException:
-    """What requests and urllib3 have wrapped."""
-    while True:
-        inner = getattr(error, "reason", None) or next(iter(error.args), None)
-        if not isinstance(inner, BaseException):
-            return error
-        error = inner

@@ -17,8 +17,9 @@ from oci_builder.model.errors import IntegrityError, TransportError, show
 from oci_builder.model.events import Emit, Event, silent
 from oci_builder.store.blobs import DirStore
 from oci_builder.store.ingest import Ingest
-from oci_builder.transports.registry import RegistryClient, Response
+from oci_builder.transports.registry import RegistryClient
 from oci_builder.transports.registry_follow import Follower
+from oci_builder.transports.registry_http import Response
 from oci_builder.transports.registry_pace import Pace
 
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19}|\*)\Z")

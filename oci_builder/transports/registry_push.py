@@ -14,7 +14,8 @@ from oci_builder.model.documents import Descriptor
 from oci_builder.model.errors import IntegrityError, TransportError
 from oci_builder.model.events import Emit, Event, silent
 from oci_builder.model.redact import redact_url
-from oci_builder.transports.registry import RegistryClient, Response
+from oci_builder.transports.registry import RegistryClient
+from oci_builder.transports.registry_http import Response
 from oci_builder.transports.registry_manifests import get_manifest
 
 ReadBlob = Callable[[], Iterator[bytes]]
