@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -37,6 +35,7 @@ from oci_builder.release.repack import (
 )
 from oci_builder.release.replacing import BUILD, STAGING, Journal, Replacing, left_behind
 from oci_builder.release.signing import SigningKey
+from oci_builder.store.locks import alone_in
 
 Rebuild = Callable[[Path], None]
 Preflight = Callable[[Path], Sequence[Check]]
@@ -196,14 +195,11 @@ def _staging(dist: Path) -> Iterator[Path]:
 
 @contextmanager
 def _held(folder: Path) -> Iterator[None]:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
+        with alone_in(folder, wait=False):
+            yield
     except BlockingIOError:
         raise ConflictError("repack.busy", f"another repack works in {show(str(folder))}", where=str(folder)) from None
-    finally:
-        os.close(fd)
 
 
 def _require_candidate(request: RepackRequest, now: datetime) -> None:

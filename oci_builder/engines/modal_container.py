@@ -39,6 +39,7 @@ from oci_builder.model.redact import redact, secret_values
 from oci_builder.model.spec import Spec, load_spec
 from oci_builder.release.folder import ReleaseFolder
 from oci_builder.release.host import engine_name, this_host, tool_versions
+from oci_builder.store.writeback import sync
 
 _WRITERS = ("package", "repack")
 # Where the sender's inputs and the runtime are in every container.
@@ -138,11 +139,7 @@ def commit(volume: str) -> None:
     if not volume:
         return
     try:
-        folder = os.open(volume, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        sync(Path(volume))
     except OSError as error:
         raise disk_error(error, "committing the volume") from None
 

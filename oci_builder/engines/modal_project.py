@@ -7,7 +7,6 @@ never travel: they stay on the volume. Both ends are this file, so the standard 
 from __future__ import annotations
 
 import base64
-import fcntl
 import io
 import lzma
 import os
@@ -38,6 +37,7 @@ from oci_builder.model.spec import (
 )
 from oci_builder.payload.checkout import check_commit
 from oci_builder.release.files import replace_file
+from oci_builder.store.locks import alone_in
 from oci_builder.store.scratch import scratch_folder
 from oci_builder.transports.layerfiles import read_definitions
 
@@ -215,12 +215,8 @@ def take_folder(text: str, folder: Path, sent: Mapping[str, bytes]) -> list[str]
     state, folder = dict(_files(text)), Path(os.path.realpath(folder))
     try:
         (folder / "receipts").mkdir(parents=True, exist_ok=True)
-        lock = os.open(folder.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with alone_in(folder.parent):
             return _merge(state, folder, sent)
-        finally:
-            os.close(lock)
     except OSError as error:
         raise disk_error(error, "taking the release folder over") from None
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from oci_builder.build import FILES
@@ -15,6 +14,7 @@ from oci_builder.engines.stages_request import Request
 from oci_builder.model.errors import ConflictError, IntegrityError, SpecError, disk_error, show
 from oci_builder.model.events import Emit, Event
 from oci_builder.release.folder import ReleaseFolder
+from oci_builder.store.locks import alone_now
 
 RECORDS = ("portable.json", "container.json")
 _BLOCK = 4 << 20
@@ -110,19 +110,15 @@ def kept_build(request: Request) -> Iterator[None]:
 @contextmanager
 def _alone(locks: Path, out: Path) -> Iterator[None]:
     name = hashlib.sha256(os.fsencode(out.resolve())).hexdigest()[:32]
-    try:
-        locks.mkdir(parents=True, exist_ok=True)
-        file = (locks / name).open("ab")
-    except OSError as error:
-        raise disk_error(error, f"locking {out}") from None
-    with file:
+    with ExitStack() as stack:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            text = f"another stage is writing into {show(str(out))}"
-            raise ConflictError("stage.busy", text, where=str(out)) from None
+            locks.mkdir(parents=True, exist_ok=True)
+            free = stack.enter_context(alone_now(locks / name))
         except OSError as error:
             raise disk_error(error, f"locking {out}") from None
+        if not free:
+            text = f"another stage is writing into {show(str(out))}"
+            raise ConflictError("stage.busy", text, where=str(out))
         yield
 
 

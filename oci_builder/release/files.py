@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import secrets
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
 from oci_builder.model.errors import ConflictError, OciBuilderError, SpecError, TransportError, disk_code, show
+from oci_builder.store.locks import alone_in
 from oci_builder.store.writeback import sync
 
 
@@ -170,15 +170,12 @@ def locked(folder: Path) -> Iterator[None]:
     Raises:
         TransportError: ``io.*``.
     """
-    try:
-        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError as error:
-        raise io_error(error, folder) from None
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(alone_in(folder))
+        except OSError as error:
+            raise io_error(error, folder) from None
         yield
-    finally:
-        os.close(fd)
 
 
 def _write_temp(path: Path, data: bytes, mode: int) -> Path:

@@ -1,4 +1,4 @@
-"""Locks between processes: on a file's content as a whole, dropped by the kernel when their holder dies."""
+"""Locks between processes: on a whole file or a folder, dropped by the kernel when their holder dies."""
 
 from __future__ import annotations
 
@@ -61,6 +61,22 @@ def alone_now(path: Path) -> Iterator[bool]:
             yield False
             return
         yield True
+
+
+@contextmanager
+def alone_in(folder: Path, *, wait: bool = True) -> Iterator[int]:
+    """While inside, nobody else is inside with this folder, which is there; gives its descriptor. Not to be nested.
+
+    Raises:
+        OSError: it is no folder, or its file system has no locks; ``BlockingIOError``: somebody is inside, and ``wait``
+            is false.
+    """
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        yield fd
+    finally:
+        os.close(fd)
 
 
 def hold(path: Path) -> BinaryIO:

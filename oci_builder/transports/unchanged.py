@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -18,6 +17,7 @@ from oci_builder.rootfs.host import host_plan
 from oci_builder.rootfs.layers import layer_keys
 from oci_builder.rootfs.scan_fingerprint import fingerprint, fingerprints
 from oci_builder.store.cache import BuildCache
+from oci_builder.store.locks import alone_in
 from oci_builder.store.writeback import sync
 
 # No tier can have this name.
@@ -125,9 +125,7 @@ class Outputs:
         """
         records = [name for name in self.names if name.endswith(".json")]
         others = [name for name in self.names if name not in records]
-        folder = os.open(self.out, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            fcntl.flock(folder, fcntl.LOCK_EX)
+        with alone_in(self.out) as folder:
             for name in records:
                 (self.out / name).unlink(missing_ok=True)
             for name in (*others, *records):
@@ -137,8 +135,6 @@ class Outputs:
             os.fsync(folder)
             if key is not None:
                 self.remember(key, blobs)
-        finally:
-            os.close(folder)
 
     def _move(self, path: Path, name: str) -> None:
         try:
