@@ -120,15 +120,6 @@ def check_options(stage: Stage, request: Request) -> None:
         raise SpecError("stage.option", f"{stage.name} has no option {show(unknown[0])}; it has: {known}")
 
 
-def result_error(result: Mapping[str, Any]) -> OciBuilderError | None:
-    """The error in a result as an exception; None where the stage passed."""
-    if result["outcome"] == "pass":
-        return None
-    error = result["error"] or {"code": "stage.checks", "message": "a check said no", "exit": 1}
-    kind = next((kind for kind in _KINDS if kind.exit_status == error["exit"]), CheckFailed)
-    return kind(str(error["code"]), str(error["message"]), where=f"stage {result['stage']}")
-
-
 def sign_result(result: Mapping[str, Any], key: Path, receipts: Path) -> Path | None:
     """Sign a result's receipt here and create its file, for engines that no private key is sent to.
 

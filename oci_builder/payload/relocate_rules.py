@@ -61,12 +61,6 @@ class Prefixes:
         return re.compile(b"(?:" + b"|".join(re.escape(name) for name, _ in self.built) + b")" + _END)
 
 
-def relative_link(path: bytes, target: bytes, prefixes: Prefixes) -> bytes | None:
-    """An absolute symbolic link into the tree as a relative one."""
-    inside = prefixes.inside(target) if target.startswith(b"/") else None
-    return None if inside is None else relative(path, inside)
-
-
 def relative(path: bytes, target: bytes) -> bytes:
     """``target`` as seen from the folder of ``path``; both below the root.
 

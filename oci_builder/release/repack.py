@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -198,9 +198,3 @@ def refuse_states(state: str, release: str) -> None:
         )
     if state == "superseded":
         raise ConflictError("release.superseded", f"{release} was replaced already; repack what replaced it")
-
-
-def packaging_paths(prefix: str, names: Iterable[str]) -> frozenset[bytes]:
-    """Paths in the archive of files that land under the prefix."""
-    root = prefix.strip("/")
-    return frozenset(f"{root}/{name.strip('/')}".encode() for name in names)

@@ -13,6 +13,7 @@ import sys
 import sysconfig
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from oci_builder.model.errors import SpecError, show
@@ -21,7 +22,7 @@ from oci_builder.model.limits import DEFAULT_LIMITS, Limits
 from oci_builder.rootfs.host_elf import Linkage, configured_folders, loader_cache, read_linkage
 from oci_builder.rootfs.layers_assemble import InlineFile, assemble, place_files, place_tree
 from oci_builder.rootfs.layers_plan import LayerPlan, Normal, Origin, PlannedEntry, folder_entry
-from oci_builder.rootfs.scan import ScanPolicy, SourceEntry, input_failure, scan_tree
+from oci_builder.rootfs.scan import BASE_POLICY, SourceEntry, input_failure, scan_tree
 from oci_builder.wire.tar import Kind
 
 NAME = "host"
@@ -125,9 +126,7 @@ class _Collector:
 
     def tree(self, folder: Path, exclude: tuple[str, ...] = ()) -> None:
         """Add a folder with all below it, and what its programs, libraries and outward links need."""
-        tree = scan_tree(
-            folder, emit=self.emit, limits=self.limits, policy=ScanPolicy(setid=True, nodes=True, exclude=exclude)
-        )
+        tree = scan_tree(folder, emit=self.emit, limits=self.limits, policy=replace(BASE_POLICY, exclude=exclude))
         prefix = os.fsencode(folder).lstrip(b"/")
         self.trees += place_tree(tree, prefix, self.normal)
         for entry in tree.entries:

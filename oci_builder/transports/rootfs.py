@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from oci_builder.model.limits import DEFAULT_LIMITS, Limits
 from oci_builder.rootfs.layers import LayerStore, WriteOptions, write_layer
 from oci_builder.rootfs.layers_assemble import assemble, place_tree
 from oci_builder.rootfs.layers_plan import Normal
-from oci_builder.rootfs.scan import ScanPolicy, changed, input_failure, scan_tree
+from oci_builder.rootfs.scan import BASE_POLICY, changed, input_failure, scan_tree
 from oci_builder.rootfs.tree_log import judge_tree
 from oci_builder.rootfs.whiteout import hidden_by
 from oci_builder.wire.compress import BLOCK, Compression, encode_layer, sniff
@@ -76,7 +76,7 @@ def load_rootfs(path: Path, store: LayerStore, options: RootfsOptions | None = N
 
 
 def _folder(path: Path, store: LayerStore, options: RootfsOptions, emit: Emit) -> Layer:
-    policy = ScanPolicy(setid=True, nodes=True, exclude=options.exclude, excluder="base.exclude")
+    policy = replace(BASE_POLICY, exclude=options.exclude, excluder="base.exclude")
     tree = scan_tree(path, emit=emit, limits=options.limits, policy=policy)
     normal = Normal(options.epoch, None, None)
     return write_layer(assemble(NAME, place_tree(tree, b"", normal), normal=normal), store, options.write, emit)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from types import TracebackType
 
 from oci_builder.model.digest import Digest
-from oci_builder.model.errors import IntegrityError, PolicyError
+from oci_builder.model.errors import IntegrityError
 
 Chunk = bytes | memoryview
 
@@ -79,27 +79,3 @@ class VerifiedReader:
     def __exit__(self, kind: type[BaseException] | None, _e: BaseException | None, _t: TracebackType | None) -> None:
         if kind is None:
             self.close()
-
-
-class LimitedReader:
-    """Chunks, of at most ``limit`` bytes together.
-
-    Raises:
-        PolicyError: ``code``, when there is more; nothing beyond the limit is passed on.
-    """
-
-    __slots__ = ("_chunks", "_code", "_limit", "_where")
-
-    def __init__(self, chunks: Iterable[Chunk], limit: int, code: str, where: str) -> None:
-        self._chunks, self._limit, self._code, self._where = chunks, limit, code, where
-
-    def __iter__(self) -> Iterator[Chunk]:
-        total = 0
-        for chunk in self._chunks:
-            total += len(chunk)
-            if total > self._limit:
-                raise PolicyError(
-                    self._code, f"{self._where}: more than {self._limit} bytes", where=self._where,
-                    expected=f"<= {self._limit}", actual=f">= {total}",
-                )  # fmt: skip
-            yield chunk

@@ -336,7 +336,7 @@ def test_a_part_that_came_from_elsewhere_is_known_by_its_old_place() -> None:
     path = b"python/bin/python3.13"
     assert rules.runpath(path, ("/from/lib",), P, ()) == "$ORIGIN/../lib"
     assert rules.configuration(b"a=/from/lib b=/fromage", P) == b"a=/opt/rt/python/lib b=/fromage"
-    assert rules.relative_link(b"envs/base/bin/python", b"/from/bin/python3.13", P) == b"../../../" + path
+    assert P.inside(b"/from/bin/python3.13") == path
 
 
 @pytest.mark.parametrize("after", [b"", b"/x", b"2"])

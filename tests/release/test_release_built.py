@@ -19,7 +19,6 @@ from oci_builder.model.spec import load_spec
 from oci_builder.qualification import spec_sha256
 from oci_builder.release.folder import ReleaseFolder
 from oci_builder.release.host import utc_now
-from oci_builder.release.repack import packaging_paths
 from oci_builder.repack import RepackRequest, repack
 from oci_builder.report import report_data
 from tests.release.helpers import checks, new_key, policy, trusted
@@ -67,7 +66,7 @@ def rebuild(place: Path, out: Path) -> None:
 
 def request(place: Path) -> RepackRequest:
     folder = ReleaseFolder(place / "releases/v1-r1")
-    packaging = packaging_paths("/opt/rt", ["activate.sh"])
+    packaging = frozenset({b"opt/rt/activate.sh"})
     layers = frozenset({"runtime"})
     return RepackRequest(place / "dist", folder, GATES, POLICY, b"opt/rt/runtime.json", packaging, layers, KEY)
 

@@ -20,7 +20,6 @@ from oci_builder.release.files import create_exclusively
 from oci_builder.release.folder import ReleaseFolder
 from oci_builder.release.host import utc_now
 from oci_builder.release.receipts import Answer, judge, write_receipt
-from oci_builder.release.repack import packaging_paths
 from oci_builder.repack import Repacked, RepackRequest, repack
 from tests.release.helpers import DOCKER, OCI, PORTABLE, checks, new_key, policy, receipt, trusted
 
@@ -28,7 +27,7 @@ KEY = new_key()
 POLICY = policy(trusted(KEY, not_before="2020-01-01T00:00:00Z", not_after="2099-01-01T00:00:00Z"))
 GATES = parse_gates([{"name": "g", "stage": "container", "checks": ["ok"]}])
 MARKER = b"opt/rt/runtime.json"
-PACKAGING = packaging_paths("/opt/rt", ["activate.sh", "check_runtime.py", "new.sh"])
+PACKAGING = frozenset({b"opt/rt/activate.sh", b"opt/rt/check_runtime.py", b"opt/rt/new.sh"})
 FILES: dict[str, bytes] = {
     "opt/rt/runtime.json": b'{"name": "x", "release": "v1-r1"}',
     "opt/rt/activate.sh": b"echo 1\n",

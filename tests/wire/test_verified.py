@@ -1,4 +1,4 @@
-"""VerifiedReader and LimitedReader: C2-01 to C2-06."""
+"""VerifiedReader: C2-01 to C2-06."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from oci_builder.model.digest import Digest
-from oci_builder.model.errors import IntegrityError, PolicyError
-from oci_builder.wire.verified import LimitedReader, VerifiedReader
+from oci_builder.model.errors import IntegrityError
+from oci_builder.wire.verified import VerifiedReader
 
 DATA = bytes(range(256)) * 40
 DIGEST = Digest.of(DATA)
@@ -104,11 +104,3 @@ def test_closing_twice_is_closing_once() -> None:
     reader.close()
     assert next(left, None) is None
     reader.close()
-
-
-def test_limited_reader_gives_all_up_to_the_limit_and_nothing_beyond() -> None:
-    assert b"".join(LimitedReader(cut(DATA), len(DATA), "limit.layer", "x")) == DATA
-    got: list[bytes] = []
-    with pytest.raises(PolicyError) as caught:
-        got.extend(bytes(chunk) for chunk in LimitedReader(cut(DATA), 2500, "limit.layer", "x"))
-    assert caught.value.code == "limit.layer"

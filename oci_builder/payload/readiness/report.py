@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import html
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -158,16 +157,6 @@ class ReadinessReport:
         summary = f"{found}, {counts[0]} errors, {counts[1]} warnings, {counts[2]} notes"
         return "\n".join([*lines, f"{verdict} for {self.target}, driver {self.driver}, glibc {self.glibc}: {summary}"])
 
-    def to_html(self) -> str:
-        """The rows and the GPU table as an HTML fragment without scripts or styles, for the release report."""
-        head = f"<h2>Readiness for {html.escape(self.target)}: {'ready' if self.ok else 'not ready'}</h2>"
-        rows = _html_table(("", "code", "where", "what"), self.table(notes=True))
-        gpu = _html_table(
-            ("verdict", "package", "file", "code for"),
-            ((g.verdict, g.package, g.where, g.archs) for g in self.gpu),
-        )
-        return head + rows + gpu
-
 
 def _place(row: Row) -> str:
     where = show(row.where)[1:-1]
@@ -177,10 +166,3 @@ def _place(row: Row) -> str:
 def _columns(table: Sequence[tuple[str, ...]]) -> list[str]:
     widths = [max((len(r[i]) for r in table), default=0) for i in range(2)]
     return [f"{r[0]:<{widths[0]}}  {r[1]:<{widths[1]}}  {r[2]}\n{'':{sum(widths) + 4}}{r[3]}" for r in table]
-
-
-def _html_table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    def line(cells: Iterable[str], tag: str) -> str:
-        return "<tr>" + "".join(f"<{tag}>{html.escape(c)}</{tag}>" for c in cells) + "</tr>"
-
-    return "<table>" + line(head, "th") + "".join(line(r, "td") for r in rows) + "</table>"
