@@ -1,7 +1,8 @@
 """Stands before a compiler while packages are built: a program of its own, standard library only.
 
-Arguments: the settings file, a kind (``cc``, ``nvcc``, ``stage``), the real program (for ``nvcc``: empty), then what
-the caller said. The settings: ``places`` (folder -> what to call it) and ``patterns`` (regular expression -> the same).
+Arguments: the settings file, a kind (``cc``, ``rustc``, ``nvcc``, ``stage``), the real program (for an ``nvcc`` that is
+to be looked for: empty), then what the caller said. The settings: ``places`` (folder -> what to call it) and
+``patterns`` (regular expression -> the same).
 
 Compilers write the names of the folders they work in into what they make: ``__FILE__`` in messages, line tables, and
 nvcc's names for what a file keeps to itself. Build folders have random names, so the same source gives other bytes each
@@ -29,13 +30,17 @@ from typing import Any, NoReturn
 _LINE = rb'(?m)^(# \d+ ")'
 _NAMED = ("--orig_src_file_name", "--orig_src_path_name")
 _STAGES = ("cudafe++", "cicc", "fatbinary")
+_FLAGS = {"cc": "-ffile-prefix-map", "rustc": "--remap-path-prefix"}
+NOTES = "notes"
 
 
 def main(settings: str, kind: str, real: str, *said: str) -> NoReturn:
     """Run the real program with the names replaced; it takes this process over."""
     names = known(json.loads(Path(settings).read_bytes()), (os.getcwd(), *said))
     if kind == "nvcc":
-        real = find_nvcc(Path(settings).parent, os.environ)
+        real = real or find_nvcc(Path(settings).parent, os.environ)
+        if {"-G", "--device-debug"} & set(said):
+            note(Path(settings).parent, "nvcc's device debugging (-G) keeps process numbers: other bytes each time")
         program = str(staged_nvcc(Path(settings), real))
         if program == real:
             os.environ["PATH"] = behind(Path(settings).parent, os.environ)
@@ -49,7 +54,19 @@ def main(settings: str, kind: str, real: str, *said: str) -> NoReturn:
     # What is found may be ccache, or a script, which look for the next one of their name: it would be us again.
     os.environ["PATH"] = behind(Path(settings).parent, os.environ)
     # The last one that fits wins, and the folders inside come last.
-    run(real, [*(f"-ffile-prefix-map={folder}={name}" for folder, name in reversed(names)), *said])
+    told_names = [f"{_FLAGS[kind]}={folder}={name}" for folder, name in reversed(names)]
+    run(real, [*said, *told_names] if kind == "rustc" else [*told_names, *said])
+
+
+def note(folder: Path, text: str) -> None:
+    """Tell the build something, once however often it is said."""
+    place = folder / NOTES
+    try:
+        if text not in place.read_text().splitlines():
+            with place.open("a") as file:
+                file.write(f"{text}\n")
+    except OSError:
+        pass  # no reason for a compiler to fail
 
 
 def is_source(word: str) -> bool:

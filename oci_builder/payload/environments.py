@@ -12,7 +12,8 @@ import os
 import shutil
 import stat
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -29,6 +30,7 @@ from oci_builder.payload.inventory import from_lock, from_requirements, inventor
 from oci_builder.payload.lists import all_there, check_list, keep_packages
 from oci_builder.payload.names import normalize
 from oci_builder.payload.partial import making, put
+from oci_builder.payload.traces import traces
 from oci_builder.payload.uv import UV_VERSION, Interpreter, Programs, Uv, probe_links
 from oci_builder.payload.uv_cache import drop_other_builds, note_builds, origins
 
@@ -73,7 +75,7 @@ def realize(name: str, tier: _Tier, folder: Path, work: Path, emit: Emit, progra
     """
     where = f"tiers.{name}"
     if isinstance(tier, RequirementsTier):
-        recipe = _requirements(tier, folder, where)
+        recipe = _requirements(tier, folder, where, emit)
     else:
         recipe = _lock(tier, folder, where, emit)
     programs = programs or Programs(work)
@@ -105,7 +107,7 @@ def _read(path: Path, where: str) -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def _requirements(tier: RequirementsTier, folder: Path, where: str) -> _Recipe:
+def _requirements(tier: RequirementsTier, folder: Path, where: str, emit: Emit) -> _Recipe:
     listed = _read(folder / tier.requirements, f"{where}.requirements")
     wanted = "".join(keep_packages(listed, tier.omit, where))
     check_list(wanted, f"{where}.requirements")
@@ -113,11 +115,11 @@ def _requirements(tier: RequirementsTier, folder: Path, where: str) -> _Recipe:
     def install(uv: Uv, target: Path, scratch: Path) -> None:
         file = scratch / "requirements.txt"
         file.write_text(wanted)
-        uv.run(
-            "pip", "install", "--quiet", "--no-deps", "--require-hashes", "--link-mode", "hardlink",
-            "--no-compile-bytecode", "--python", target / "bin" / "python", "-r", file,
-            env=_variables(tier.build_env, uv, target),
-        )  # fmt: skip
+        with _variables(tier.build_env, uv, target, where, emit) as env:
+            uv.run(
+                "pip", "install", "--quiet", "--no-deps", "--require-hashes", "--link-mode", "hardlink",
+                "--no-compile-bytecode", "--python", target / "bin" / "python", "-r", file, env=env,
+            )  # fmt: skip
 
     inputs = [wanted, tier.build_env] if tier.build_env else wanted
     return _Recipe(inputs, from_requirements(wanted), install)
@@ -146,7 +148,7 @@ def _lock(tier: LockTier, folder: Path, where: str, emit: Emit) -> _Recipe:
         told = f"no commit has {', '.join(left[:3])}{' and more' if left[3:] else ''}, so they are left out"
         emit(Event("warning", where, message=f"{show(str(project))}: {told}"))
     inputs = [text, settings, list(tier.extras), commit, *([tier.build_env] if tier.build_env else [])]
-    return _Recipe(inputs, listed, partial(_sync, tier, project, commit, tuple(local), where))
+    return _Recipe(inputs, listed, partial(_sync, tier, project, commit, tuple(local), where, emit))
 
 
 def _check_inside(project: Path, local: Mapping[str, str], where: str) -> None:
@@ -163,8 +165,9 @@ def _check_inside(project: Path, local: Mapping[str, str], where: str) -> None:
 
 
 def _sync(
-    tier: LockTier, project: Path, commit: str, local: tuple[str, ...], where: str, uv: Uv, target: Path, scratch: Path
-) -> None:
+    tier: LockTier, project: Path, commit: str, local: tuple[str, ...], where: str, emit: Emit, uv: Uv, target: Path,
+    scratch: Path,
+) -> None:  # fmt: skip
     checkout = scratch / "checkout"
     # uv takes a wheel that it built from a folder for as good as new while the folder's pyproject.toml keeps its time.
     words = [
@@ -175,11 +178,12 @@ def _sync(
         "sync", "--quiet", "--frozen", "--no-editable", "--no-install-project", "--link-mode", "hardlink",
         "--no-compile-bytecode", "--project", clone(project, commit, checkout, where), *words,
     ]  # fmt: skip
-    env = {**_variables(tier.build_env, uv, target), "UV_PROJECT_ENVIRONMENT": str(target)}
-    # What an extra builds without isolation finds its build requirements in the environment: the plain tier first.
-    uv.run(*argv, env=env)
-    if tier.extras:
-        uv.run(*argv, *(word for extra in tier.extras for word in ("--extra", extra)), env=env)
+    with _variables(tier.build_env, uv, target, where, emit) as variables:
+        env = {**variables, "UV_PROJECT_ENVIRONMENT": str(target)}
+        # What an extra builds without isolation finds its build requirements in the environment: the plain tier first.
+        uv.run(*argv, env=env)
+        if tier.extras:
+            uv.run(*argv, *(word for extra in tier.extras for word in ("--extra", extra)), env=env)
     shutil.rmtree(checkout)
 
 
@@ -192,8 +196,14 @@ def build_variables(said: Mapping[str, str], target: Path) -> dict[str, str]:
     return {name: value.replace("{env}", str(target)).replace("{site}", str(site)) for name, value in said.items()}
 
 
-def _variables(said: Mapping[str, str], uv: Uv, target: Path) -> dict[str, str]:
-    return compilers.with_compilers(target.parent / _COMPILERS, uv.cache, target, build_variables(said, target))
+@contextmanager
+def _variables(said: Mapping[str, str], uv: Uv, target: Path, where: str, emit: Emit) -> Iterator[dict[str, str]]:
+    """What builds are given; afterwards what they did that the result does not show is told."""
+    folder = target.parent / _COMPILERS
+    with compilers.plain_name(folder) as name:
+        yield compilers.with_compilers(name, uv.cache, target, build_variables(said, target))
+        for note in compilers.notes(folder):
+            emit(Event("warning", where, message=note))
 
 
 def _make(name: str, tier: _Tier, recipe: _Recipe, python: Interpreter, uv: Uv, place: Path, emit: Emit) -> None:
@@ -207,7 +217,10 @@ def _make(name: str, tier: _Tier, recipe: _Recipe, python: Interpreter, uv: Uv, 
         recipe.install(uv, target, staging)
         shutil.rmtree(staging / _COMPILERS, ignore_errors=True)
         files = origins(target, uv.cache)
-        note_builds(uv.cache, (package for package, origin in files.items() if origin.built), variables)
+        built = [package for package, origin in files.items() if origin.built]
+        note_builds(uv.cache, built, variables)
+        for line in traces(target, built, (uv.cache, staging)):
+            emit(Event("warning", f"tiers.{name}", message=line))
         settle(target, staging)
         found = inventory(name, target, tier.omit, recipe.listed, files)
         if tier.build_env:

@@ -112,12 +112,12 @@ def _via_external(top: bytes, path: bytes, options: AuditOptions) -> bool:
 def _file(top: bytes, path: bytes, needles: Sequence[bytes]) -> list[tuple[str, str]]:
     """(code, what) of everything wrong with a file's content."""
     with open(os.path.join(top, path), "rb", buffering=0) as file:
-        held = [("payload.prefix", f"holds {show(needle)} at byte {at}") for needle, at in _held(file, needles)]
+        prefixes = [("payload.prefix", f"holds {show(needle)} at byte {at}") for needle, at in held(file, needles)]
         elf = os.pread(file.fileno(), len(MAGIC), 0) == MAGIC
-        return held + (list(_strays(file.fileno(), os.fstat(file.fileno()).st_size)) if elf else [])
+        return prefixes + (list(_strays(file.fileno(), os.fstat(file.fileno()).st_size)) if elf else [])
 
 
-def _held(file: BinaryIO, needles: Sequence[bytes]) -> list[tuple[bytes, int]]:
+def held(file: BinaryIO, needles: Sequence[bytes]) -> list[tuple[bytes, int]]:
     """Each needle that stands in a file, and where first; libraries of gigabytes pass through in pieces."""
     found: dict[bytes, int] = {}
     keep, start, data = max(map(len, needles), default=0), 0, b""

@@ -6,15 +6,16 @@ import os
 import re
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from oci_builder.model.events import silent
+from oci_builder.model.events import Event
 from oci_builder.model.spec import RequirementsTier
 from oci_builder.payload import compiler_worker as worker
-from oci_builder.payload.compilers import _COMPILER, _settings, with_compilers
+from oci_builder.payload.compilers import _COMPILER, _settings, notes, plain_name, with_compilers
 from oci_builder.payload.environments import realize
 from tests.lab.uv import require_uv, write_sdist
 
@@ -26,7 +27,7 @@ def build_wheel(folder, config_settings=None, metadata_directory=None):
     source = os.path.abspath("here.c")
     header = os.path.join(sys.prefix, "beside.h")
     with open(header, "w") as out: out.write("static const char *header(void) { return __FILE__; }\\n")
-    words = [os.environ.get("CC", "cc"), "-g", "-shared", "-fPIC", "-I", sys.prefix, "-o", "made.so", source]
+    words = [os.environ.get("GCC") or os.environ.get("CC", "cc"), "-g", "-shared", "-fPIC", "-I", sys.prefix, "-o", "made.so", source]
     subprocess.run(words, check=True)
     with zipfile.ZipFile(pathlib.Path(folder, "made-1-py3-none-any.whl"), "w") as out:
         out.writestr(zipfile.ZipInfo("made.so"), open("made.so", "rb").read())
@@ -42,7 +43,12 @@ PROJECT = '[project]\nname = "made"\nversion = "1"\n[build-system]\nrequires = [
 
 
 @pytest.fixture
-def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., bytes]:
+def told() -> list[Event]:
+    return []
+
+
+@pytest.fixture
+def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: list[Event]) -> Callable[..., bytes]:
     """Build a package of one C file below a folder, with a cache of its own; the library's bytes."""
     require_uv()
     if shutil.which("gcc") is None:
@@ -61,7 +67,7 @@ def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., byte
     def run(below: str, **variables: str) -> bytes:
         monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / below / "uv"))
         tier = RequirementsTier(requirements="list.txt", build_env=variables)
-        env = realize("base", tier, tmp_path, tmp_path / below / "work", silent)
+        env = realize("base", tier, tmp_path, tmp_path / below / "work", told.append)
         return next(env.glob("lib/python*/site-packages/made.so")).read_bytes()
 
     return run
@@ -78,8 +84,23 @@ def test_a_compiled_package_names_no_folder_of_its_build(build: Callable[..., by
     assert b"/build/source/here.c" in made and b"/build/isolated/beside.h" in made
 
 
-def test_a_compiler_named_by_its_path_is_run_as_it_is(build: Callable[..., bytes], tmp_path: Path) -> None:
-    assert os.fsencode(tmp_path) in build("one", CC=str(shutil.which("gcc")))
+def test_a_compiler_that_a_tier_names_by_its_path_is_covered(build: Callable[..., bytes], tmp_path: Path) -> None:
+    gcc = str(shutil.which("gcc"))
+    assert os.fsencode(tmp_path) not in build("one", CC=gcc)
+
+
+def test_a_compiler_that_a_build_script_calls_by_its_path_is_told_of(
+    build: Callable[..., bytes], tmp_path: Path, told: list[Event]
+) -> None:
+    """Nothing can stand before it. With uv's cache below ours the audit of a runtime refuses the library, too."""
+    made = build("one", GCC=str(shutil.which("gcc")))
+    assert os.fsencode(tmp_path) in made
+    assert [e.message.split(" names ")[0] for e in told if e.kind == "warning"] == ["made: 'made.so'"]
+
+
+def test_what_is_built_through_our_compilers_needs_no_word(build: Callable[..., bytes], told: list[Event]) -> None:
+    build("one")
+    assert not [event.message for event in told if event.kind == "warning"]
 
 
 def test_nothing_of_the_compilers_stays_in_the_environment(build: Callable[..., bytes], tmp_path: Path) -> None:
@@ -87,11 +108,106 @@ def test_nothing_of_the_compilers_stays_in_the_environment(build: Callable[..., 
     assert not [path for path in (tmp_path / "one/work").rglob("*") if path.name in ("compilers", "settings.json")]
 
 
+def test_a_tier_below_a_name_with_a_space_has_words_without_one(tmp_path: Path) -> None:
+    """torch writes PYTORCH_NVCC into a file of ninja, which hands it to a shell, as it is."""
+    folder = tmp_path / "my cache:2/compilers"
+    folder.parent.mkdir()
+    with plain_name(folder) as name:
+        made = with_compilers(name, tmp_path / "uv", tmp_path / "w/base", {"CUDA_HOME": "/cuda", "CC": "/bin/sh -x"})
+        assert not [v for v in (made["PYTORCH_NVCC"], made["PATH"].split(":")[0], made["PYTHONPATH"]) if " " in v]
+        assert (folder / "nvcc").is_file() and os.access(made["CUDACXX"], os.X_OK) and made["CC"] == "/bin/sh -x"
+    assert not name.exists() and not name.parent.exists() and folder.is_dir()
+
+
+def in_two_folders(tmp_path: Path, make: Callable[[Path, dict[str, str]], bytes]) -> tuple[bytes, bytes]:
+    """What ``make`` gives in a checkout of uv's with the variables of a build, here and there."""
+    made = []
+    for name in ("one", "another"):
+        source = tmp_path / name / "uv/git-v0/checkouts/ab/cd"
+        source.mkdir(parents=True)
+        said = with_compilers(tmp_path / name / "c", tmp_path / name / "uv", tmp_path / name / "w/base", {})
+        made.append(make(source, {**os.environ, **said}))
+    return made[0], made[1]
+
+
+def test_rust_tells_no_folder(tmp_path: Path) -> None:
+    """By cargo, rustup's too, which looks for rustc on a PATH of its own."""
+    if shutil.which("cargo") is None or subprocess.run(["cargo", "--version"], capture_output=True).returncode:
+        pytest.skip("needs cargo")
+
+    def make(source: Path, env: dict[str, str]) -> bytes:
+        (source / "src").mkdir()
+        (source / "Cargo.toml").write_text(
+            '[package]\nname = "made"\nversion = "0.1.0"\nedition = "2021"\n[lib]\ncrate-type = ["cdylib"]\n'
+            "[profile.release]\ndebug = true\n"
+        )
+        text = "#[no_mangle]\npub extern \"C\" fn at(x: usize) -> u8 { let v = vec![0u8; 3]; v[x] }\n"
+        (source / "src/lib.rs").write_text(text)
+        words = ["cargo", "build", "--offline", "--release", "--quiet"]
+        subprocess.run(words, env=env, cwd=source, check=True, capture_output=True)
+        return (source / "target/release/libmade.so").read_bytes()
+
+    one, two = in_two_folders(tmp_path, make)
+    assert one == two
+    assert os.fsencode(tmp_path) not in one and b"/build/source" in one
+
+
+def test_fortran_tells_no_folder(tmp_path: Path) -> None:
+    if shutil.which("gfortran") is None:
+        pytest.skip("needs gfortran")
+
+    def make(source: Path, env: dict[str, str]) -> bytes:
+        (source / "a.f90").write_text("subroutine a(n)\n  integer :: n\n  open(unit=n)\nend subroutine\n")
+        words = ["gfortran", "-g", "-fPIC", "-shared", "a.f90", "-o", "a.so"]
+        subprocess.run(words, env=env, cwd=source, check=True)
+        return (source / "a.so").read_bytes()
+
+    one, two = in_two_folders(tmp_path, make)
+    assert one == two
+    assert os.fsencode(tmp_path) not in one and b"/build/source" in one
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
+def test_a_temporary_folder_has_one_name(tmp_path: Path) -> None:
+    """scikit-build-core has its build in one."""
+
+    def make(source: Path, env: dict[str, str]) -> bytes:
+        with tempfile.TemporaryDirectory() as place:
+            Path(place, "a.c").write_text("const char *where(void) { return __FILE__; }\n")
+            subprocess.run(["gcc", "-g", "-c", f"{place}/a.c", "-o", "a.o"], env=env, cwd=place, check=True)
+            return Path(place, "a.o").read_bytes()
+
+    one, two = in_two_folders(tmp_path, make)
+    assert one == two
+    assert b"/build/temporary/a.c" in one
+
+
+def test_what_build_systems_look_for_beside_a_compiler_is_there(tmp_path: Path) -> None:
+    """CMake takes ar and ranlib from where the compiler is; a toolchain of one's own has its own."""
+    for name in ("x86_64-conda-linux-gnu-cc", "x86_64-conda-linux-gnu-ar", "gcc-ranlib-12", "python3"):
+        (tmp_path / name).write_text("#!/bin/sh\n")
+        (tmp_path / name).chmod(0o755)
+    said = {"CC": f"ccache {tmp_path}/x86_64-conda-linux-gnu-cc -m64"}
+    made = with_compilers(tmp_path / "c", tmp_path / "uv", tmp_path / "w/base", said)["CC"].split(" ")
+    assert (made[0], made[2]) == ("ccache", "-m64") and made[1] != said["CC"].split(" ")[1]
+    assert {p.name for p in Path(made[1]).parent.iterdir()} == {
+        "x86_64-conda-linux-gnu-cc", "x86_64-conda-linux-gnu-ar", "gcc-ranlib-12",
+    }  # fmt: skip
+
+
+def test_device_debugging_is_told_of(tmp_path: Path) -> None:
+    worker.write_shim(tmp_path / "nvcc", ["true"])
+    made = with_compilers(tmp_path / "c", tmp_path / "uv", tmp_path / "w/base", {"PATH": f"{tmp_path}:/bin"})
+    for words in (["-c", "a.cu"], ["-G", "a.cu"], ["-G", "b.cu"]):
+        subprocess.run([made["PYTORCH_NVCC"], *words], env={**os.environ, **made}, check=True)
+    assert [note.split(" keeps")[0] for note in notes(tmp_path / "c")] == ["nvcc's device debugging (-G)"]
+
+
 # ---- the names
 
 
 def test_the_folders_that_uv_builds_in_have_one_name_each(tmp_path: Path) -> None:
-    settings = _settings(tmp_path / "uv", tmp_path / "work/.x.partial-1/base")
+    settings = _settings(tmp_path / "uv", tmp_path / "work/.x.partial-1/base", {})
     texts = {
         f"-I{tmp_path}/uv/sdists-v9/pypi/a/1/Zx9/src/include": "/build/source",
         f"{tmp_path}/uv/sdists-v9/path/8fe1/Zx9/src": "/build/source",
@@ -109,7 +225,7 @@ def test_headers_of_the_interpreter_do_not_tell_where_it_lies(tmp_path: Path) ->
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "python/bin/python3.13").touch()
     (tmp_path / "base/bin/python").symlink_to(tmp_path / "python/bin/python3.13")
-    names = worker.known(_settings(tmp_path / "uv", tmp_path / "base"), [])
+    names = worker.known(_settings(tmp_path / "uv", tmp_path / "base", {}), [])
     assert (
         worker.renamed(f"{tmp_path}/python/include/python3.13/object.h", names)
         == "/build/python/include/python3.13/object.h"
@@ -170,7 +286,8 @@ def test_a_compiler_that_leads_to_another_one_does_not_come_back_to_us(tmp_path:
 def test_compilers_are_known_by_their_names() -> None:
     yes = ("cc", "g++", "gcc-12", "x86_64-linux-gnu-gcc", "x86_64-linux-gnu-g++-12", "clang++-18", "c++")
     yes += ("x86_64-conda-linux-gnu-cc",)
-    no = ("gccgo", "cc1", "gcc-ar", "gcc-ranlib-12", "clang-format", "ccache", "c++filt", "x86_64-linux-gnu-cpp")
+    yes += ("gfortran", "gfortran-12", "f95", "rustc", "nvcc")
+    no = ("rustc-dev", "rustdoc", "cargo", "gccgo", "cc1", "gcc-ar", "gcc-ranlib-12", "clang-format", "ccache", "c++filt", "x86_64-linux-gnu-cpp")
     assert [name for name in yes + no if _COMPILER.match(name)] == list(yes)
 
 
@@ -204,7 +321,8 @@ def test_an_nvcc_that_looks_for_another_one_does_not_find_us(tmp_path: Path) -> 
 def test_without_cuda_no_variable_speaks_of_it(tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     made = with_compilers(tmp_path / "c", tmp_path / "uv", tmp_path / "w/base", {"PATH": f"{tmp_path}/bin"})
-    assert made == {"PATH": f"{tmp_path}/c:{tmp_path}/bin"}
+    assert made["PATH"] == f"{tmp_path}/c:{tmp_path}/bin"
+    assert not [name for name in made if "NVCC" in name or "CUDA" in name or name == "RUSTC"]
 
 
 def test_what_a_tier_says_of_nvcc_stays(tmp_path: Path) -> None:
