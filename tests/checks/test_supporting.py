@@ -15,6 +15,7 @@ from oci_builder.model.gates import TrustPolicy, parse_gates
 from oci_builder.release.gates import _wrong_hardware
 from oci_builder.release.receipts import Answer, judge, read_envelope
 from oci_builder.release.signing import load_public
+from tests.lab.envelopes import statement_of
 
 RELEASES = Path(__file__).resolve().parents[2] / "releases"
 NOW = datetime(2027, 1, 1, tzinfo=UTC)
@@ -31,8 +32,7 @@ def policy(receipt: Path) -> TrustPolicy:
 
 def subjects(receipt: Path) -> dict[str, str]:
     """The archives that a receipt says it is about; they were not kept."""
-    statement = json.loads(base64.b64decode(json.loads(receipt.read_bytes())["payload"]))
-    return {s["name"]: s["digest"]["sha256"] for s in statement["subject"]}
+    return {s["name"]: s["digest"]["sha256"] for s in statement_of(receipt)["subject"]}
 
 
 def test_there_are_some() -> None:
@@ -70,8 +70,8 @@ CHECKS = RELEASES / "supporting/checks-h200-x2"
 
 def details(receipt: str) -> dict[str, dict[str, Any]]:
     """Check -> what it measured, of a signed receipt; only those that ran and said something."""
-    payload = json.loads(base64.b64decode(json.loads((CHECKS / f"{receipt}.receipt.json").read_bytes())["payload"]))
-    ran = ((c["name"], c["details"].get("details")) for c in payload["predicate"]["checks"])
+    said = statement_of(CHECKS / f"{receipt}.receipt.json")["predicate"]
+    ran = ((c["name"], c["details"].get("details")) for c in said["checks"])
     return {name: said["details"] for name, said in ran if said and said["details"]}
 
 

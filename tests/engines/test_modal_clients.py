@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import subprocess
 import sys
@@ -13,6 +12,7 @@ import pytest
 
 pytest.importorskip("modal", reason="needs the extra 'modal'")
 
+from tests.lab.envelopes import statement_of
 from tests.lab.modal_plane_client import RunningPlane, bare_python, why_not
 from tests.lab.modal_plane_project import Project, make_project
 
@@ -66,5 +66,4 @@ def test_stages_run_with_it(client: tuple[Path, RunningPlane, Project]) -> None:
     assert (functions["container"]["nonpreemptible"], functions["container"]["block_network"]) == (True, True)
     assert functions["single"]["gpu"] == "B200"
     (receipt,) = (project.release / "receipts").glob("container-2*")
-    tools = json.loads(base64.b64decode(json.loads(receipt.read_text())["payload"]))["predicate"]["tools"]
-    assert tools["modal"] == version
+    assert statement_of(receipt)["predicate"]["tools"]["modal"] == version

@@ -7,7 +7,6 @@ Each test is one step; those before it must have passed.
 
 from __future__ import annotations
 
-import base64
 import json
 import shutil
 from collections.abc import Iterator
@@ -23,6 +22,7 @@ from oci_builder.model.receipts import PORTABLE
 from tests.engines.modal_lab import Lab
 from tests.engines.test_local_limits import DRIVER, driver
 from tests.engines.test_stages_gpu import PYTHON, SHIPPED
+from tests.lab.envelopes import statement_of
 from tests.lab.modal_plane_client import ROOT, Ran, RunningPlane, bare_python, why_not
 from tests.lab.modal_plane_project import GATES, LAYER, make_project
 
@@ -75,7 +75,7 @@ class Release(Lab):
     def predicate(self, stage: str) -> dict[str, Any]:
         """What the one receipt of a stage says."""
         (path,) = (self.project.release / "receipts").glob(f"{stage}-2*.json")
-        statement = json.loads(base64.b64decode(json.loads(path.read_text())["payload"]))
+        statement = statement_of(path)
         assert [s["name"] for s in statement["subject"]] == [PORTABLE]
         found: dict[str, Any] = statement["predicate"]
         return found

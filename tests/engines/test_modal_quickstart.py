@@ -6,7 +6,6 @@ What is not Modal's own is said by every receipt: ``engine: fake``.
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 import os
@@ -23,6 +22,7 @@ pytest.importorskip("modal", reason="needs the extra 'modal'")
 from oci_builder.model.receipts import DOCKER, OCI, PORTABLE
 from oci_builder.receipt import make_key
 from tests.lab.dockerregistry import docker_registry, needs_registry
+from tests.lab.envelopes import statement_of
 from tests.lab.hub import TOKEN, FakeHub
 from tests.lab.modal_plane_client import ROOT, Ran, RunningPlane, bare_python, why_not
 from tests.lab.modal_plane_project import VOLUME
@@ -89,10 +89,7 @@ class Release:
 
     def statements(self, stage: str) -> dict[str, dict[str, Any]]:
         """The receipts of a stage that the folder holds now: file name -> statement."""
-        found = {}
-        for path in sorted((self.folder / "receipts").glob(f"{stage}-2*.json")):
-            found[path.name] = json.loads(base64.b64decode(json.loads(path.read_text())["payload"]))
-        return found
+        return {p.name: statement_of(p) for p in sorted((self.folder / "receipts").glob(f"{stage}-2*.json"))}
 
     def verdict(self) -> dict[str, Any]:
         """What ``qualification`` recorded."""

@@ -5,7 +5,6 @@ Each test is one step, in the order of a release; those before it must have pass
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 pytest.importorskip("modal", reason="needs the extra 'modal'")
 
 from oci_builder.model.receipts import DOCKER, OCI, PORTABLE
+from tests.lab.envelopes import statement_of
 from tests.lab.modal_plane_client import Ran, RunningPlane, bare_python, why_not
 from tests.lab.modal_plane_project import CHECKS, VOLUME, Project, make_project
 
@@ -47,9 +47,7 @@ class Release:
     def receipt(self, stage: str) -> dict[str, Any]:
         """The newest receipt of a stage: its statement."""
         found = (self.project.release / "receipts").glob(f"{stage}-2*.json")
-        envelope = json.loads(max(found, key=lambda path: path.stat().st_mtime).read_text())
-        statement: dict[str, Any] = json.loads(base64.b64decode(envelope["payload"]))
-        return statement
+        return statement_of(max(found, key=lambda path: path.stat().st_mtime))
 
 
 @pytest.fixture(scope="module")

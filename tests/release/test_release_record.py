@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 import os
@@ -25,6 +24,7 @@ from oci_builder.release.host import utc_now
 from oci_builder.release.receipts import Answer, judge, write_receipt
 from oci_builder.release.secrets import ScanOptions
 from oci_builder.release.signing import new_key, save_key
+from tests.lab.envelopes import statement_of
 from tests.release.built import KEY, make_build, request
 from tests.release.helpers import policy, receipt, trusted
 
@@ -49,8 +49,7 @@ def document(place: Path, name: str) -> Any:
 
 
 def provenance(place: Path) -> dict[str, Any]:
-    value: dict[str, Any] = json.loads(base64.b64decode(document(place, "provenance.json")["payload"]))
-    return value
+    return statement_of(place / "releases/v1-r1/provenance.json")
 
 
 def test_the_folder_holds_records_inventories_bills_and_provenance(place: Path) -> None:
