@@ -167,7 +167,7 @@ RULES = (
     *(_rule("GitHub token", b"gh%c_" % c, rb"[A-Za-z0-9]{36}", _github) for c in b"pousr"),
     _rule("GitHub token", b"github_pat_", rb"[A-Za-z0-9]{22}_[A-Za-z0-9]{59}"),
     _rule("Hugging Face token", b"hf_", rb"[A-Za-z0-9]{34}", _hugging_face, WORD),
-    _rule("Slack token", b"xox", rb"[abeoprs]-(?:[0-9]+-){1,3}[A-Za-z0-9]{20,}"),
+    _rule("Slack token", b"xox", rb"[abeoprs]-(?:[0-9]{1,40}-){1,3}[A-Za-z0-9]{20,300}"),
     _rule(
         "Slack hook", b"https://hooks.slack.com/services/T",
         rb"[A-Z0-9]{6,14}/B[A-Z0-9]{6,14}/[A-Za-z0-9]{24}", 24, WORD,
@@ -177,8 +177,8 @@ RULES = (
     _rule("npm credentials", b"_authToken=", rb"[A-Za-z0-9_/+=-]{20,300}", 20, word=False),
     _rule("GitLab token", b"glpat-", rb"[A-Za-z0-9_-]{20}", after=WORD),
     _rule("GitLab token", b"glpat-", rb"[A-Za-z0-9_-]{27,300}\.[0-9a-z]{2}\.[0-9a-z]{9}", 0, WORD),
-    _rule("NVIDIA API key", b"nvapi-", rb"[A-Za-z0-9_-]{60,}"),
-    _rule("PyPI token", b"pypi-AgE", rb"[A-Za-z0-9_-]{50,}"),
+    _rule("NVIDIA API key", b"nvapi-", rb"[A-Za-z0-9_-]{60,300}"),
+    _rule("PyPI token", b"pypi-AgE", rb"[A-Za-z0-9_-]{50,1500}"),
     _rule("Google API key", b"AIza", rb"[A-Za-z0-9_-]{35}", after=DASHED),
     _rule("Google refresh token", b'"refresh_token"', rb"\s{0,8}:\s{0,8}\"1//[A-Za-z0-9_-]{30,300}", 30, mark=b"1//"),
     _rule("Modal token", b"ak-", rb"[A-Za-z0-9]{22}", _mixed, WORD),
@@ -192,7 +192,7 @@ RULES = (
     _rule("Docker credentials", b'"auth"', rb'\s{0,8}:\s{0,8}"[A-Za-z0-9+/]{8,4000}={0,2}"', _docker_auth, mark=b""),
     _rule("registry credentials", b'"identitytoken"', rb'\s{0,8}:\s{0,8}"[A-Za-z0-9_.=/+-]{20,8000}', 20, mark=b""),
 )  # fmt: skip
-# No pattern matches more bytes than this.
+# No pattern matches more bytes than this (and few more than two thousand, see ``search``).
 LONGEST = 16 << 10
 
 # What holds addresses, for machines: a password in one is meant. Documentation is full of https://user:password@host.
