@@ -206,7 +206,7 @@ STRUCTURE: list[Case] = [
     *[(f"C7-17{tag}", f"type {kind!r}", one(header(b"a", kind=kind)), "entry.type") for tag, kind in zip(
         "abcdef", (b"Z", b"V", b"M", b"D", b"7", b"N"), strict=True)],
     ("C7-18a", "an old tar", one(file(b"a", b"1", magic=V7)), {b"a": b"1"}),
-    ("C7-18b", "GNU with junk for a prefix", one(file(b"a", b"1", magic=GNU, prefix=b"junk")), {b"a": b"1"}),
+    ("C7-18b", "GNU with junk for a prefix", one(file(b"a", b"1", magic=GNU, prefix=b"junk")), "tar.ambiguous"),
     ("C7-18c", "a prefix", one(file(b"a", b"1", prefix=b"p/q")), {b"p/q/a": b"1"}),
     ("C7-19", "folders 200 deep", one(file(b"d/" * 40 + b"f"), pax(record(b"path", b"d/" * 200 + b"f")), F),
         "limit.depth"),

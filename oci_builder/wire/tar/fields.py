@@ -89,6 +89,8 @@ class Fields:
         self._raw, self._names, self._start = headers.raw, headers.names, headers.start
         self._values = headers.records.values if headers.records else {}
         self._rules = rules
+        if headers.records:
+            pax.check_own(headers.records, self._raw.type, Place(rules.archive, self._start))
         self.name = self._name()
         self.where = Place(rules.archive, self.name)
         self.kind = self._kind()
@@ -137,9 +139,6 @@ class Fields:
 
     def _name(self) -> bytes:
         raw, values, long_name = self._raw, self._values, self._names.get(b"L")
-        if raw.type not in (b"0", b"\0") and any(key.startswith(b"GNU.sparse.") for key in values):
-            # Go's reader takes the name in them for sparse files only, GNU tar's and Python's for anything.
-            raise self._ambiguous("GNU sparse records, and the entry is no file")
         path = values.get(b"GNU.sparse.name") or values.get(b"path")
         if long_name is not None and path and path != long_name:
             raise self._ambiguous("PAX and GNU give different names for one entry")

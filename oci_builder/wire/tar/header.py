@@ -45,7 +45,7 @@ def parse_header(block: bytes, where: Where) -> RawHeader:
     """Parse a header block that is not all zeros.
 
     Raises:
-        FormatError: ``tar.checksum``, ``tar.size``, ``tar.number``, ``entry.mtime``.
+        FormatError: ``tar.checksum``, ``tar.size``, ``tar.number``, ``tar.ambiguous``, ``entry.mtime``.
         PolicyError: ``entry.owner``, ``entry.device``, ``entry.mode``.
     """
     _check(block, where)
@@ -57,7 +57,10 @@ def parse_header(block: bytes, where: Where) -> RawHeader:
         if prefix:
             name = prefix + b"/" + name
     kind = block[156:157]
-    devices = magic != "v7" and kind in b"34"
+    # Go reads them whatever the entry is, and then the rest of the prefix area: what is no number there stops it.
+    major, minor = (0, 0) if magic == "v7" else _devices(block, kind, where)
+    if magic != "v7":
+        _check_old_times(block, magic, where)
     return RawHeader(
         name=name,
         mode=_number(block, 100, 8, "entry.mode", where),
@@ -69,8 +72,8 @@ def parse_header(block: bytes, where: Where) -> RawHeader:
         link=_text(block, 157, 100),
         uname=b"" if magic == "v7" else _text(block, 265, 32),
         gname=b"" if magic == "v7" else _text(block, 297, 32),
-        major=_number(block, 329, 8, "entry.device", where) if devices else 0,
-        minor=_number(block, 337, 8, "entry.device", where) if devices else 0,
+        major=major,
+        minor=minor,
         block=block,
         magic=magic,
     )
@@ -83,10 +86,13 @@ def parse_number(field: bytes) -> int | None:
         if field[0] == 0xFF:
             return int.from_bytes(field, "big", signed=True)
         return int.from_bytes(bytes([field[0] & 0x7F]) + field[1:], "big") if field[0] == 0x80 else None
-    digits = field.partition(b"\0")[0].strip(b" ")
-    if not digits:
-        # Some writers pad with leading NULs; the digits must then stand alone.
-        digits = field.strip(b" \0")
+    digits = field.strip(b" \0")
+    if b"\0" in digits:
+        # Digits, a NUL, and then anything. Go's reader does not take a blank before that NUL, and others do not look
+        # behind one that stands in front.
+        if not field.lstrip(b" ")[0]:
+            return None
+        digits = digits.partition(b"\0")[0]
     if not digits:
         return 0
     return int(digits, 8) if digits.isdigit() and b"8" not in digits and b"9" not in digits else None
@@ -103,6 +109,29 @@ def _number(block: bytes, start: int, length: int, code: str, where: Where) -> i
     return value
 
 
+def _devices(block: bytes, kind: bytes, where: Where) -> tuple[int, int]:
+    major, minor = (_number(block, start, 8, "entry.device", where) for start in (329, 337))
+    return (major, minor) if kind in b"34" else (0, 0)
+
+
+def _check_old_times(block: bytes, magic: str, where: Where) -> None:
+    """The access and change times of GNU's and star's formats, in the area that holds the prefix in ustar's."""
+    if magic == "ustar":
+        if block[508:512] == b"tar\0":
+            for start in (476, 488):
+                _number(block, start, 12, "entry.mtime", where)
+        return
+    times = [block[start : start + 12] for start in (345, 357)]
+    if any(time[0] and parse_number(time) is None for time in times):
+        # Go before 1.8 wrote a prefix here, and Go reads what is ASCII as one; GNU tar does not.
+        prefix = _text(block, 345, 155)
+        if prefix and prefix.isascii():
+            raise FormatError(
+                "tar.ambiguous", f"{where}: a GNU header with a name's beginning where its times stand; readers "
+                "disagree about the name", where=where, actual=repr(prefix[:40]),
+            )  # fmt: skip
+
+
 def _text(block: bytes, start: int, length: int) -> bytes:
     return block[start : start + length].partition(b"\0")[0]
 
@@ -115,7 +144,8 @@ def _magic(block: bytes) -> str:
 
 
 def _check(block: bytes, where: Where) -> None:
-    stored = parse_number(block[148:156])
+    # Base 256 is for what octal digits cannot hold, and Go reads none here.
+    stored = parse_number(block[148:156]) if block[148] < 0x80 else None
     actual = byte_sum(block[:148]) + byte_sum(block[156:256]) + byte_sum(block[256:]) + 256
     if stored == actual:
         return

@@ -98,6 +98,22 @@ def check_global(records: Records, where: Where) -> None:
             raise FormatError("tar.global", f"{where}: a global header sets {show(key)} for all entries", where=where)
 
 
+def check_own(records: Records, kind: bytes, where: Where) -> None:
+    """Refuse records before an entry of this type that one reader cannot read, or takes for something else.
+
+    Raises:
+        FormatError: ``tar.ambiguous``, ``entry.mtime``.
+    """
+    sparse = records.sparse_pairs or any(key.startswith(b"GNU.sparse.") for key in records.values)
+    if sparse and kind not in (b"0", b"\0"):
+        # Go's reader takes the name in them for sparse files only, GNU tar's and Python's for anything.
+        raise FormatError("tar.ambiguous", f"{where}: GNU sparse records, and the entry is no file", where=where)
+    for key in (b"atime", b"ctime"):
+        # Nobody restores them, but Go and GNU tar read them, and stop at one that is no time.
+        if records.values.get(key):
+            seconds_ns(records.values[key], where)
+
+
 def integer(value: bytes, code: str, where: Where) -> int:
     """A non-negative decimal.
 
@@ -118,7 +134,7 @@ def seconds_ns(value: bytes, where: Where) -> int:
         FormatError: ``entry.mtime``.
     """
     match = _SECONDS.match(value)
-    if match is None:
+    if match is None or int(match[2]) >= 1 << 63:
         raise FormatError("entry.mtime", f"{where}: the time {value[:40]!r} is not a decimal", where=where)
     sign, whole, fraction = match.groups()
     nanoseconds = int(whole) * 1_000_000_000 + int((fraction or b"")[:9].ljust(9, b"0"))

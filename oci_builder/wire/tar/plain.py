@@ -17,6 +17,8 @@ _KINDS = {b"0": Kind.FILE, b"1": Kind.HARDLINK, b"2": Kind.SYMLINK, b"5": Kind.D
 _USTAR, _GNU = b"ustar\x0000", b"ustar  \0"
 _EDGE = (b"", b"/")
 _DOTS = re.compile(rb"(?:^|/)\.\.?(?:/|\Z)")
+# As GNU tar, everybody else and bsdtar write it.
+_NO_DEVICE = frozenset({bytes(16), b"0000000\0" * 2, b"000000 \0" * 2})
 _NO_PREFIX, _NO_TAIL = bytes(155), bytes(12)
 _MAX_ID = 2**32 - 2
 _SECOND = 1_000_000_000
@@ -25,11 +27,13 @@ _SECOND = 1_000_000_000
 def plain_entry(block: bytes, start: int, limits: Limits) -> TarEntry | None:
     """The entry of a header block that no extended header precedes; ``None`` for everything unusual."""
     (
-        name, mode_, uid_, gid_, size_, mtime_, checksum, type_, link, magic, uname, gname, _, prefix, tail,
+        name, mode_, uid_, gid_, size_, mtime_, checksum, type_, link, magic, uname, gname, device, prefix, tail,
     ) = _FIELDS.unpack(block)  # fmt: skip
     kind = _KINDS.get(type_)
     total = byte_sum(block[:148]) + byte_sum(block[156:256]) + byte_sum(block[256:]) + 256
-    if kind is None or tail != _NO_TAIL or parse_number(checksum) != total:
+    if kind is None or tail != _NO_TAIL or device not in _NO_DEVICE:
+        return None
+    if checksum[0] & 0x80 or parse_number(checksum) != total:
         return None
     if magic == _USTAR:
         if prefix != _NO_PREFIX:

@@ -148,7 +148,7 @@ class TarReader:
 
     def _long_name(self, raw: RawHeader, names: dict[bytes, bytes], where: Where) -> None:
         body = self._record_body(raw, where)
-        value = body[:-1] if body.endswith(b"\0") else body
+        value = body.rstrip(b"\0")
         if 0 in value:
             raise PolicyError("path.nul", f"{where}: a NUL byte in a GNU long name", where=where)
         if not value:
@@ -203,6 +203,7 @@ class TarReader:
         if raw.type == b"S":
             raw.size = stored
             self._sparse = old_gnu_map(raw, self._in, self._limits.record, where)
+            self._warn("entry.sparse", f"{where}: a sparse file of GNU tar's old form: Docker refuses it")
         elif records is not None and raw.type in (b"0", b"\0"):
             self._sparse = pax_map(records, stored, self._in, self._limits.record, where)
         used = self._sparse.used if self._sparse else 0

@@ -73,6 +73,8 @@ def old_gnu_map(raw: RawHeader, reader: ChunkReader, limit: int, where: Where) -
         FormatError: ``entry.sparse``, ``tar.truncated``.
     """
     block = raw.block
+    if raw.magic != "gnu":
+        raise sparse_error(where, "GNU's type S in a header of another format")
     size = parse_number(block[483:495])
     pairs = _pairs(block[386:482], where)
     more = block[482]
@@ -110,12 +112,17 @@ def pax_map(records: Records, stored: int, reader: ChunkReader, limit: int, wher
         FormatError: ``entry.sparse``, ``tar.truncated``.
     """
     values = records.values
+    size_text = values.get(b"GNU.sparse.size") or values.get(b"GNU.sparse.realsize") or b""
+    if values.get(b"GNU.sparse.realsize", size_text) != size_text:
+        raise sparse_error(where, "two sizes")
     if values.get(b"GNU.sparse.major") == b"1" and values.get(b"GNU.sparse.minor") == b"0":
-        size = _decimal(values.get(b"GNU.sparse.realsize", values.get(b"GNU.sparse.size", b"")), where)
+        size = _decimal(size_text, where)
         pairs, used = _inline_map(reader, min(stored, limit), where)
         sparse = checked(size, pairs, stored - used, where)
         sparse.used = used
         return sparse
+    if b"GNU.sparse.map" in values and records.sparse_pairs:
+        raise sparse_error(where, "two maps")
     if b"GNU.sparse.map" in values:
         numbers = _decimals(values[b"GNU.sparse.map"].split(b","), where)
     elif records.sparse_pairs:
@@ -128,7 +135,11 @@ def pax_map(records: Records, stored: int, reader: ChunkReader, limit: int, wher
         return None
     if len(numbers) % 2:
         raise sparse_error(where, "an odd number of numbers")
-    size = _decimal(values.get(b"GNU.sparse.size", values.get(b"GNU.sparse.realsize", b"")), where)
+    # Go and GNU tar make room for so many pieces, and take no others.
+    said = values.get(b"GNU.sparse.numblocks")
+    if said is not None and _decimal(said, where) != len(numbers) // 2:
+        raise sparse_error(where, f"a map of {len(numbers) // 2} pieces where another number is said")
+    size = _decimal(size_text, where)
     return checked(size, zip(numbers[::2], numbers[1::2], strict=True), stored, where)
 
 
