@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -36,6 +35,7 @@ from oci_builder.release.repack import (
 from oci_builder.release.replacing import BUILD, STAGING, Journal, Replacing, left_behind
 from oci_builder.release.signing import SigningKey
 from oci_builder.store.locks import alone_in
+from oci_builder.store.removal import clear_folder, remove_folder
 
 Rebuild = Callable[[Path], None]
 Preflight = Callable[[Path], Sequence[Check]]
@@ -140,7 +140,7 @@ def _rebuilt(
         rebuild(staging)
         return _compared(request, original, staging, emit)
     except BaseException:
-        shutil.rmtree(staging.parent, ignore_errors=True)
+        clear_folder(staging.parent)
         raise
 
 
@@ -181,7 +181,7 @@ def _staging(dist: Path) -> Iterator[Path]:
     try:
         for path in [p for p in dist.absolute().parent.iterdir() if p.name.startswith(mark) and p.is_dir()]:
             with _held(path):
-                shutil.rmtree(path)
+                remove_folder(path)
         staging = dist.with_name(mark + secrets.token_hex(4))
         (staging / BUILD).mkdir(parents=True)
     except OSError as error:

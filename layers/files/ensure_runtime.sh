@@ -952,8 +952,23 @@ def remove(place):
         os.chmod(os.path.dirname(path), 0o700)
         os.chmod(path, 0o700) if os.path.isdir(path) and not os.path.islink(path) else None
         shutil.rmtree(path) if function is not os.unlink else function(path)
+    standing = mounted(place)
+    if standing:  # rmtree would empty it first
+        raise OSError(errno.EBUSY, f"{standing} is mounted")
     if os.path.lexists(place):
         shutil.rmtree(place, onerror=again)
+
+
+def mounted(place):
+    try:
+        with open("/proc/self/mountinfo", "rb") as file:
+            points = [line.split(b" ")[4] for line in file]
+    except OSError:
+        return ""
+    for code, char in ((b"\\040", b" "), (b"\\011", b"\t"), (b"\\012", b"\n"), (b"\\134", b"\\")):
+        points = [point.replace(code, char) for point in points]
+    below = os.fsencode(os.path.realpath(place)) + b"/"
+    return next((os.fsdecode(point) for point in points if (point + b"/").startswith(below)), "")
 
 
 def clear(place, whose):

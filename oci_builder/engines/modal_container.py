@@ -39,6 +39,7 @@ from oci_builder.model.redact import redact, secret_values
 from oci_builder.model.spec import Spec, load_spec
 from oci_builder.release.folder import ReleaseFolder
 from oci_builder.release.host import engine_name, this_host, tool_versions
+from oci_builder.store.removal import clear_folder
 from oci_builder.store.writeback import sync
 
 _WRITERS = ("package", "repack")
@@ -208,7 +209,7 @@ def undo_repack(dist: Path, release: Path) -> None:
             return
         if now:
             aside = dist.with_name(f"{dist.name}.{now[:12]}.unheard")
-            shutil.rmtree(aside, ignore_errors=True)
+            clear_folder(aside)
             dist.rename(aside)
         kept.rename(dist)
     except OSError as error:
@@ -309,7 +310,7 @@ def _keep(kept: str, cache: str, local: Path) -> str:
         return [n for n in names if (path := Path(folder, n)).is_file() and path.stat().st_size > KEPT_FILE]
 
     try:
-        shutil.rmtree(target, ignore_errors=True)
+        clear_folder(target)
         shutil.copytree(source, target, symlinks=True, ignore=large)
     except (OSError, shutil.Error):
         return kept

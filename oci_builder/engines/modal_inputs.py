@@ -7,7 +7,6 @@ owners and the extended attributes that layers keep. Projects travel without the
 from __future__ import annotations
 
 import os
-import shutil
 import stat
 import tarfile
 from collections.abc import Iterator, Mapping
@@ -16,6 +15,7 @@ from enum import Enum
 from pathlib import Path
 
 from oci_builder.model.errors import SpecError, TransportError, disk_error, show
+from oci_builder.store.removal import clear_folder
 from oci_builder.wire.tar import kept_xattr
 
 # A checkout with its history fits; a tier of a real runtime belongs on the volume.
@@ -83,7 +83,7 @@ def unpack(archive: Path, folder: Path) -> None:
         TransportError: ``io.*``, ``modal.project`` (not the sender's tar, or owners cannot be set here).
     """
     try:
-        shutil.rmtree(folder, ignore_errors=True)
+        clear_folder(folder)
         folder.mkdir(parents=True)
         # Level 2: an owner that cannot be set is an error, and no other image.
         with tarfile.open(archive, errorlevel=2) as tar:

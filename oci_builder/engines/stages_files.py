@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ from oci_builder.model.errors import ConflictError, IntegrityError, SpecError, d
 from oci_builder.model.events import Emit, Event
 from oci_builder.release.folder import ReleaseFolder
 from oci_builder.store.locks import alone_now
+from oci_builder.store.removal import clear_folder
 
 RECORDS = ("portable.json", "container.json")
 _BLOCK = 4 << 20
@@ -136,12 +136,12 @@ def _linked(out: Path) -> Iterator[None]:
     except BaseException:
         _put_back(links, out)
         raise
-    shutil.rmtree(links, ignore_errors=True)
+    clear_folder(links)
 
 
 def _link_all(out: Path, links: Path) -> None:
     partial = links.with_name(f"{links.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
+    clear_folder(partial)
     partial.mkdir()
     for name in FILES:
         os.link(out / name, partial / name)
@@ -155,7 +155,7 @@ def _put_back(links: Path, out: Path) -> None:
     for name in FILES:
         if (links / name).exists():
             os.replace(links / name, out / name)
-    shutil.rmtree(links, ignore_errors=True)
+    clear_folder(links)
 
 
 def digest_of(data: bytes) -> str:

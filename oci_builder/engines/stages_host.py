@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from oci_builder.model.receipts import PORTABLE, Gpu
 from oci_builder.model.spec import Spec
 from oci_builder.payload.runtime import link_tree
 from oci_builder.release.host import this_host
+from oci_builder.store.removal import clear_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ def run_on_host(request: Request, spec: Spec, which: Checks, sha256: str, emit: 
         status, log = _run([str(a) for a in argv], _environment(prefix), Path(request.work) / "checks.log", emit)
     finally:
         if second is not None:
-            shutil.rmtree(second, ignore_errors=True)
+            clear_folder(second)
     if not answer.is_file():
         raise CheckFailed("stage.checks", f"the checks ended with {status} and no result: {log}", where=str(checks))
     receipt = load_json(answer.read_bytes(), str(answer))
@@ -99,7 +99,7 @@ def _helper(request: Request, spec: Spec, prefix: Path) -> Path:
 
 def _twin(prefix: Path, second: Path) -> None:
     """The same installation at a second place: folders anew, files as hard links."""
-    shutil.rmtree(second, ignore_errors=True)
+    clear_folder(second)
     link_tree(prefix, second)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 import stat
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
@@ -33,6 +32,7 @@ from oci_builder.payload.partial import making, put
 from oci_builder.payload.traces import traces
 from oci_builder.payload.uv import UV_VERSION, Interpreter, Programs, Uv, probe_links
 from oci_builder.payload.uv_cache import drop_other_builds, note_builds, origins
+from oci_builder.store.removal import clear_folder, remove_folder
 
 INVENTORY = "inventory.json"
 _Tier: TypeAlias = RequirementsTier | LockTier
@@ -184,7 +184,7 @@ def _sync(
         uv.run(*argv, env=env)
         if tier.extras:
             uv.run(*argv, *(word for extra in tier.extras for word in ("--extra", extra)), env=env)
-    shutil.rmtree(checkout)
+    remove_folder(checkout)
 
 
 def build_variables(said: Mapping[str, str], target: Path) -> dict[str, str]:
@@ -215,7 +215,7 @@ def _make(name: str, tier: _Tier, recipe: _Recipe, python: Interpreter, uv: Uv, 
         variables = _key([compilers.FORMAT, tier.build_env])
         drop_other_builds(uv.cache, variables)
         recipe.install(uv, target, staging)
-        shutil.rmtree(staging / _COMPILERS, ignore_errors=True)
+        clear_folder(staging / _COMPILERS)
         files = origins(target, uv.cache)
         built = [package for package, origin in files.items() if origin.built]
         note_builds(uv.cache, built, variables)

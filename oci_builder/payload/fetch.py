@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import os
 import posixpath
-import shutil
 import subprocess
 import time
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from oci_builder.model.spec import GitTier, LockTier, Spec
 from oci_builder.payload.checkout import FOREIGN, SETTINGS_WORDS, borrow, check_commit, git, submodules
 from oci_builder.payload.partial import making
 from oci_builder.store.locks import alone
+from oci_builder.store.removal import remove_folder
 
 FOLDER = "sources"
 ATTEMPTS, PAUSE_SECONDS = 3, 2.0
@@ -111,7 +111,7 @@ def _stands(place: Path, commit: str, where: str) -> bool:
         check_commit(place, commit, where)
         return True
     except OciBuilderError:
-        shutil.rmtree(place)  # somebody worked in it; the repositories are still there
+        remove_folder(place)  # somebody worked in it; the repositories are still there
         return False
 
 
@@ -148,7 +148,7 @@ def _repository(sources: Path, remote: _Remote, commit: str, where: str, emit: E
             emit(Event("note", f"source {where}", message=f"fetching {url} at {commit}"))
             _fetch(bare, remote, commit, where)
             if not _is_whole(bare, commit):
-                shutil.rmtree(bare)
+                remove_folder(bare)
                 raise TransportError(
                     "payload.source", f"{where}: {url}: what came for {commit} is damaged; run again", where=where
                 )
@@ -166,7 +166,7 @@ def _is_whole(bare: Path, commit: str) -> bool:
 
 def _begin(bare: Path, commit: str, where: str) -> None:
     if (bare / "HEAD").is_file() and _run(bare, "fsck", "--no-dangling", "--no-progress").returncode:
-        shutil.rmtree(bare)  # nothing of it can be believed
+        remove_folder(bare)  # nothing of it can be believed
     kind = "sha1" if len(commit) == 40 else "sha256"
     git(bare.parent, "init", "--quiet", "--bare", "--template=", f"--object-format={kind}", bare.name, where=where)
     for left in (bare / "objects/pack").glob("tmp_*"):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from oci_builder.store.removal import clear_folder
 
 # The maker's process is in it.
 PARTIAL = re.compile(r"\..*\.partial-(\d+)")
@@ -22,11 +23,11 @@ def beside(place: Path) -> Path:
 def making(place: Path) -> Iterator[Path]:
     """As ``beside``, with nothing there at first; what has not been put in its place (``put``) is gone at the end."""
     staging = beside(place)
-    shutil.rmtree(staging, ignore_errors=True)
+    clear_folder(staging)
     try:
         yield staging
     finally:
-        shutil.rmtree(staging, ignore_errors=True)
+        clear_folder(staging)
 
 
 def put(made: Path, place: Path, record: str = "") -> None:

@@ -6,7 +6,6 @@ fetched repositories stay: they are what the next build is quick by.
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import json
 import os
@@ -17,14 +16,14 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from chroot_exec.errors import RunnerError
-from chroot_exec.teardown import mounts_below, remove_tree
+from chroot_exec.teardown import mounts_below
 from oci_builder.model.events import Emit, Event
 from oci_builder.model.jsontext import dump_json
 from oci_builder.model.sizes import human
 from oci_builder.payload.partial import PARTIAL, beside
 from oci_builder.store.holdings import Sizes
 from oci_builder.store.locks import alone, give_to_owner, lock_file
+from oci_builder.store.removal import remove_folder
 
 KEPT_BUILDS = 2
 # Of what no record names (made before there were records, or by a build that failed).
@@ -115,7 +114,7 @@ def _tidy(work: Path, emit: Emit) -> None:
         for place in old:
             aside = beside(place)  # gone at once, whatever happens
             place.rename(aside)
-            _remove(aside)
+            remove_folder(aside)
         _sweep(work)
     if old:
         told = f"{len(old)} folders that no recent build used are gone; {work} holds {human(size_of(work))}"
@@ -154,16 +153,7 @@ def _sweep(work: Path) -> None:
     for place in [*work.iterdir(), *work.glob("sources/.*")]:
         match = PARTIAL.fullmatch(place.name)
         if match and match[1] != str(os.getpid()) and not Path("/proc", match[1]).exists():
-            _remove(place)
-
-
-def _remove(place: Path) -> None:
-    """Raises OSError, also where somebody has mounted something below: that is not ours to remove."""
-    with suppress(FileNotFoundError):
-        try:
-            remove_tree(str(place))
-        except RunnerError as error:
-            raise OSError(errno.EBUSY, error.message) from None
+            remove_folder(place)
 
 
 def _write(work: Path, uses: dict[str, list[list[str]]], known: set[str], when: dict[str, float]) -> None:

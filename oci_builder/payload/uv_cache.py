@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from pathlib import Path
 from oci_builder.model.jsontext import dump_json
 from oci_builder.payload.names import normalize
 from oci_builder.payload.partial import beside
+from oci_builder.store.removal import remove_folder
 
 _SHA256 = re.compile(rb"Sha256\xd9@([0-9a-f]{64})")
 # In MessagePack a string of 32 to 255 bytes has its length before it, a byte that may look like a letter.
@@ -127,7 +127,7 @@ def drop_other_builds(cache: Path, variables: str) -> None:
         if marks.get(normalize(wheel.name.split("-")[0])) != variables:
             wheel.unlink(missing_ok=True)
             for beside in (wheel.with_suffix(""), wheel.with_name("metadata.msgpack")):
-                shutil.rmtree(beside) if beside.is_dir() and not beside.is_symlink() else beside.unlink(missing_ok=True)
+                remove_folder(beside)
 
 
 def note_builds(cache: Path, packages: Iterable[str], variables: str) -> None:

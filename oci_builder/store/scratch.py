@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import fcntl
 import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from oci_builder.store.removal import clear_folder
 
 
 @contextmanager
@@ -26,7 +27,7 @@ def scratch_folder(parent: Path, prefix: str = ".staging-") -> Iterator[Path]:
     try:
         yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        clear_folder(folder)
         os.close(lock)
 
 
@@ -50,6 +51,6 @@ def _clear(folder: Path) -> None:
         lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder, ignore_errors=True)
+            clear_folder(folder)
         finally:
             os.close(lock)

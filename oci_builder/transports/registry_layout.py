@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import shutil
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -21,6 +20,7 @@ from oci_builder.model.jsontext import dump_json, load_json
 from oci_builder.model.limits import DEFAULT_LIMITS
 from oci_builder.model.specvalues import read_input
 from oci_builder.store.blobs import DirStore, layout_marker
+from oci_builder.store.removal import remove_folder
 
 REF_NAME = "org.opencontainers.image.ref.name"
 _WORK = ".oci-builder-pull"
@@ -88,7 +88,7 @@ class LayoutFolder:
         if empty:
             for folder in (self.path / "blobs" / "sha256", self.path / "blobs"):
                 folder.rmdir()
-        shutil.rmtree(self._work)
+        remove_folder(self._work)
         if empty:
             self.path.rmdir()
 

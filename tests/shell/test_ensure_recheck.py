@@ -167,3 +167,23 @@ def test_what_a_killed_start_left_is_removed_by_the_next(large: Path, archive: P
     assert done.returncode == 0 and len(left) == 1 and left[0] in done.stderr and strange.name in done.stderr
     assert sorted(p.name for p in (tmp_path / "in").iterdir()) == [strange.name, "rt"]
     assert stat.S_IMODE((tmp_path / "in/rt").stat().st_mode) == 0o755
+
+
+def test_what_is_mounted_in_what_a_start_left_is_not_removed(large: Path, archive: Path, tmp_path: Path) -> None:
+    """Kept for diagnosis: whoever looks into it with something of the host's mounted there keeps that (B199)."""
+    if subprocess.run(["unshare", "-rm", "true"], capture_output=True).returncode:
+        pytest.skip("no namespaces here")
+    for name in ("in", "precious"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "precious/file").write_text("x")
+    run = started(large, tmp_path / "in/rt")
+    os.killpg(run.pid, signal.SIGKILL)
+    run.communicate()
+    (left,) = [p for p in (tmp_path / "in").iterdir() if "staging" in p.name]
+    (left / "a b").mkdir()
+    mounted = f'mount --bind "{tmp_path}/precious" "{left}/a b" && exec bash "$@"'
+    words = ["unshare", "-rm", "sh", "-c", mounted, "sh", str(SCRIPT), str(archive), sha(archive), f"{tmp_path}/in/rt"]
+    env = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "NRL_PYTHON": PYTHON}
+    done = subprocess.run(words, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert f"{left} stays" in done.stderr and (tmp_path / "precious/file").read_text() == "x"
