@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Iterator
 from typing import BinaryIO
@@ -11,6 +12,8 @@ _PT_LOAD, _PT_DYNAMIC, _PT_INTERP = 1, 2, 3
 _DT_NULL, _DT_STRTAB, _DT_SONAME = 0, 5, 14
 _MOST_HEADERS = 256
 _LARGEST_DYNAMIC = 1 << 16
+# As in Linux: of all program headers together, and of a path.
+_LARGEST_TABLE, _LONGEST_PATH = 65536, 4096
 
 
 def is_elf(path: str) -> bool:
@@ -44,17 +47,57 @@ def soname(path: str) -> str:
         return ""
 
 
-def interpreter(path: str) -> str:
-    """The loader that a 64-bit little-endian program asks for; empty when it asks for none."""
+def interpreters(path: str) -> list[str]:
+    """The loaders that a kernel may take from a program; none for another file.
+
+    Linux goes by the machine's number and asks neither for the class nor for the byte order that a file says it has
+    (fs/binfmt_elf.c), so both layouts of the headers count, and every loader in them.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    found = []
+    with open(path, "rb") as file:
+        head = file.read(64)
+        if head[:4] != b"\x7fELF":
+            return []
+        for offset_at, offset_form, sizes_at, header in (
+            (32, "<Q", 54, struct.Struct("<I4xQ16xQ16x")), (28, "<I", 42, struct.Struct("<II8xI12x")),
+        ):  # fmt: skip
+            if len(head) < sizes_at + 4:
+                continue
+            size, count = struct.unpack_from("<HH", head, sizes_at)
+            if size != header.size or size * count > _LARGEST_TABLE:
+                continue
+            (offset,) = struct.unpack_from(offset_form, head, offset_at)
+            table = _read(file, offset, size * count)
+            for kind, start, length in header.iter_unpack(table[: len(table) // size * size]):
+                if kind == _PT_INTERP:
+                    found.append(os.fsdecode(_read(file, start, min(length, _LONGEST_PATH)).split(b"\0")[0]))
+    return [name for name in found if name]
+
+
+def machine(path: str) -> int:
+    """The machine's number of a program; 0 for another file."""
     try:
         with open(path, "rb") as file:
-            for kind, start, _, length in _headers(file):
-                if kind == _PT_INTERP:
-                    file.seek(start)
-                    return file.read(min(length, 4096)).split(b"\0")[0].decode("utf-8", "backslashreplace")
-    except (OSError, struct.error):
-        pass
-    return ""
+            head = file.read(20)
+    except OSError:
+        return 0
+    return int.from_bytes(head[18:20], "little") if head[:4] == b"\x7fELF" and len(head) == 20 else 0
+
+
+def machine_name(number: int) -> str:
+    """What a machine is called (uname's name where that is known)."""
+    return next((name for name, known in _MACHINES.items() if known == number), f"machine {number}")
+
+
+def _read(file: BinaryIO, offset: int, size: int) -> bytes:
+    """Fewer bytes where the file ends; none from where no file can be."""
+    if offset >= 1 << 63:
+        return b""
+    file.seek(offset)
+    return file.read(size)
 
 
 def _headers(file: BinaryIO) -> Iterator[tuple[int, int, int, int]]:

@@ -268,7 +268,8 @@ def _probe(files: FileSystem, injection: Injection, driver: str, env: Mapping[st
     if not injection.probe_timeout:
         files.facts.note("CUDA was not asked whether it is ready")
         return {}
-    visible = {k: v for k, v in env.items() if k.startswith(("CUDA_", "NVIDIA_"))}
+    # CUDA_INJECTION64_PATH names a library that cuInit loads: one of the image, into a process of the host's Python.
+    visible = {k: v for k, v in env.items() if k.startswith(("CUDA_", "NVIDIA_")) and "INJECTION" not in k}
     found, code, message = cudaprobe.wait_ready(
         driver, visible, injection.probe_timeout, lambda: become(Identity(0, 0, (), "/"), {}, keep)
     )

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from chroot_exec.errors import RunnerError
-from chroot_exec.programs import enter_folder, explain, find_program
+from chroot_exec.programs import enter_folder, explain, find_program, require_inside
 
 # Signals that are passed on to the program.
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
@@ -165,6 +165,8 @@ class Program:
             for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
                 signal.signal(number, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_SETMASK, [])
+            # While everything can be read: a user may be allowed to run what it may not read.
+            require_inside(self._argv[0], self._env.get("PATH", os.defpath), self._workdir)
             self._prepare()
             self._execute(report)
         except RunnerError as error:

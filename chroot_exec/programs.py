@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import stat
 
 from chroot_exec import elf
 from chroot_exec.errors import RunnerError
 from chroot_exec.resolve import Root
+
+_SCRIPT = re.compile(rb"#![ \t]*([^ \t\n\0]+)")
 
 
 def find_program(name: str, path: str) -> str:
@@ -20,7 +23,7 @@ def find_program(name: str, path: str) -> str:
         RunnerError: ``exec.magic``: it, or the interpreter or loader that it names, leads through a link of /proc to a
             file outside (runc's CVE-2019-5736: the host's own interpreter could be opened for writing).
     """
-    candidates = [name] if "/" in name else [os.path.join(folder or ".", name) for folder in path.split(":")]
+    candidates = _candidates(name, path)
     refused: OSError = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
     for candidate in candidates:
         try:
@@ -31,20 +34,42 @@ def find_program(name: str, path: str) -> str:
         if not stat.S_ISREG(info.st_mode) or not info.st_mode & 0o111:
             refused = PermissionError(errno.EACCES, os.strerror(errno.EACCES))
             continue
-        _require_inside(os.path.join(os.getcwd(), candidate))
+        with contextlib.suppress(PermissionError):  # whoever may not read it: it was looked at before (require_inside)
+            _require_inside(os.path.join(os.getcwd(), candidate), os.getcwd())
         return candidate
     raise refused
 
 
-def _require_inside(path: str, depth: int = 5) -> None:
-    seen = os.stat(path)
+def require_inside(name: str, path: str, workdir: str) -> None:
+    """As ``find_program`` refuses, of every file that the name may turn out to stand for, by who may read them all.
+
+    Raises:
+        RunnerError: ``exec.magic``; also of a file that cannot be read: a user that may not read it may run it.
+    """
+    for candidate in _candidates(name, path):
+        place = os.path.join("/", workdir, candidate)
+        with contextlib.suppress(OSError):  # what is not there, or no way to it: it will not start
+            if stat.S_ISREG(os.stat(place).st_mode):
+                try:
+                    _require_inside(place, os.path.join("/", workdir))
+                except PermissionError:
+                    told = f"{place!r} cannot be read, so nobody can say where it leads"
+                    raise RunnerError("exec.magic", told) from None
+
+
+def _candidates(name: str, path: str) -> list[str]:
+    return [name] if "/" in name else [os.path.join(folder or ".", name) for folder in path.split(":")]
+
+
+def _require_inside(path: str, folder: str, seen: tuple[str, ...] = ()) -> None:
+    found = os.stat(path)
     # The walk reads links as text; the kernel follows a magic link to wherever the file is.
-    if _walked(path) != (seen.st_dev, seen.st_ino):
+    if _walked(path) != (found.st_dev, found.st_ino):
         raise RunnerError("exec.magic", f"{path!r} leads out of the sandbox through a link of /proc")
-    with contextlib.suppress(PermissionError):
-        wanted = _interpreter(path)
-        if wanted and depth and os.path.exists(wanted):
-            _require_inside(os.path.join(os.getcwd(), wanted), depth - 1)
+    for wanted in _interpreters(path):
+        place = os.path.join(folder, wanted)
+        if place not in seen and os.path.exists(place):
+            _require_inside(place, folder, (*seen, place))
 
 
 def _walked(path: str) -> tuple[int, int]:
@@ -88,31 +113,47 @@ def explain(name: str, path: str, error: OSError) -> str:
         path: the PATH that holds for it.
         error: what ``find_program`` or execve(2) said.
     """
+    found = name if "/" in name else _found(name, path)
+    if error.errno == errno.ENOEXEC and found:
+        return f"{found!r} cannot be started: {error.strerror}: {_form(found)}"
     if error.errno != errno.ENOENT:
         return f"{name!r} cannot be started: {error.strerror}"
-    if "/" not in name and (found := _found(name, path)) is None:
+    if found is None:
         return f"{name!r} is in none of the folders of PATH ({path})"
-    place = name if "/" in name else str(found)
-    if not os.path.lexists(place):
-        return f"{place!r} is not in the image"
-    wanted = _interpreter(place)
-    if wanted:
-        return f"{place!r} needs {wanted!r} to run, which is not in the image"
-    return f"{place!r} is a link to something that is not in the image"
+    if not os.path.lexists(found):
+        return f"{found!r} is not in the image"
+    with contextlib.suppress(PermissionError):
+        if wanted := _interpreters(found):
+            return f"{found!r} needs {wanted[0]!r} to run, which is not in the image"
+    return f"{found!r} is a link to something that is not in the image"
 
 
 def _found(name: str, path: str) -> str | None:
-    candidates = (os.path.join(folder or ".", name) for folder in path.split(":"))
-    return next((c for c in candidates if os.path.lexists(c)), None)
+    return next((c for c in _candidates(name, path) if os.path.lexists(c)), None)
 
 
-def _interpreter(path: str) -> str:
-    """What the kernel starts in the place of a file: the word after ``#!``, or an ELF file's loader."""
+def _form(path: str) -> str:
+    number = elf.machine(path)
+    if number and elf.machine_name(number) != os.uname().machine:
+        return f"it is for {elf.machine_name(number)}, and this is {os.uname().machine}"
+    return "a program of a damaged form" if number else "neither a program nor a script that begins with #!"
+
+
+def _interpreters(path: str) -> list[str]:
+    """What the kernel starts in the place of a file: the word after ``#!``, or an ELF file's loader.
+
+    As fs/binfmt_script.c has it: the word ends at a space, tab, line feed or NUL, and a carriage return is part of it.
+
+    Raises:
+        PermissionError: it cannot be read.
+    """
     try:
         with open(path, "rb") as file:
-            line = file.read(256).split(b"\n")[0]
+            script = _SCRIPT.match(file.read(256))
+        if script:
+            return [os.fsdecode(script[1])]
+        return elf.interpreters(path)
+    except PermissionError:
+        raise
     except OSError:
-        return ""
-    if line.startswith(b"#!"):
-        return os.fsdecode((line[2:].split() or [b""])[0])
-    return elf.interpreter(path)
+        return []

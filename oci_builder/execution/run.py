@@ -183,7 +183,8 @@ def runner_error(error: Mapping[str, str]) -> OciBuilderError:
 
 
 # ``-m`` would look for modules in the caller's folder first, which may be an unpacked image: what lies there must not
-# run with the caller's rights. Isolated, and our folder behind the standard library.
+# run with the caller's rights. Isolated, without site-packages, which may hold another version of it (-S), and our
+# folder behind the standard library.
 _RUNNER = """
 import runpy, sys
 sys.path.append(sys.argv.pop(1))
@@ -211,7 +212,7 @@ def _run(
     package = Path(chroot_exec.__file__).resolve().parent.parent
     # In memory: whatever dies, nothing is left, and the variables of a request are in nobody's reach.
     with _memory(_request(root, config, options, what)) as request, _memory() as output:
-        command = [sys.executable, "-I", "-c", _RUNNER, str(package), f"fd:{request}", "--output", f"fd:{output}"]
+        command = [sys.executable, "-IS", "-c", _RUNNER, str(package), f"fd:{request}", "--output", f"fd:{output}"]
         command += ["--parent", str(os.getpid())]
         streams: dict[str, Any] = {"stderr": subprocess.PIPE} if not inherit else {}
         process = subprocess.Popen(

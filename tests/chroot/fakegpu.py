@@ -24,7 +24,7 @@ static int nodes(void) {
   return n;
 }
 static int number(const char *name, int other) { const char *v = getenv(name); return v ? atoi(v) : other; }
-int cuInit(unsigned f) { return number("CUDA_FAKE_INIT", 0); }
+int cuInit(unsigned f) { return getenv("CUDA_INJECTION64_PATH") ? 36 : number("CUDA_FAKE_INIT", 0); }
 int cuDriverGetVersion(int *v) { *v = 13000; return 0; }
 int cuDeviceGetCount(int *n) { *n = number("CUDA_FAKE_COUNT", nodes()); return 0; }
 int cuDeviceGet(int *d, int i) { *d = i; return 0; }

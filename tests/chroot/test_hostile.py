@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import struct
 import tempfile
 import unittest
 from pathlib import Path
@@ -158,6 +159,44 @@ class HostileRoot(Victim):
         (self.hostile / "bin/loaded").chmod(0o755)
         check = self.run_checks({"name": "a", "argv": ["loaded"]}, root=str(self.hostile), status=125)["checks"][0]
         self.assertEqual(check["code"], "exec.magic")
+
+    def test_forms_of_programs_that_kernels_read_more_widely(self) -> None:
+        """CVE-2019-5736 by what a kernel takes and a reader of programs does not: each leads to the runner itself."""
+        evil = b"/proc/self/exe"
+        loader = struct.pack("<IIQQQQQQ", 3, 4, 0, 0, 0, len(evil) + 1, len(evil) + 1, 1)
+        nothing = struct.pack("<IIQQQQQQ", 0, 0, 0, 0, 0, 0, 0, 0)
+
+        def elf(ident: bytes, headers: list[bytes]) -> bytes:
+            head = ident.ljust(16, b"\0") + struct.pack("<HHIQQQIHHHHHH", 2, 62, 1, 0, 64, 0, 0, 64, 56, len(headers), 0, 0, 0)
+            at = struct.pack("<Q", 64 + 56 * len(headers))
+            return head + b"".join(h[:8] + at + h[16:] for h in headers) + evil + b"\0"
+
+        os.symlink("/proc/self/exe", os.fsencode(self.hostile) + b"/bin/l\xff\r")
+        good = b"\x7fELF\x02\x01\x01"
+        forms = {
+            "return": b"#!/bin/l\xff\r\n", "nul": b"#!/proc/self/exe\0 x\n", "tab": b"#!\t /proc/self/exe\tx\n",
+            "form-feed": b"#!/proc/self/exe\n\x0c", "unended": b"#!/proc/self/exe \xff",
+            "class": elf(b"\x7fELF\x01\x01\x01", [loader]), "order": elf(b"\x7fELF\x02\x02\x01", [loader]),
+            "none": elf(b"\x7fELF", [loader]), "many": elf(good, [nothing] * 300 + [loader]), "plain": elf(good, [loader]),
+        }  # fmt: skip
+        for number in range(6):
+            forms[f"chain{number}"] = f"#!/bin/chain{number - 1}\n".encode() if number else forms["plain"]
+        for name, data in forms.items():
+            (self.hostile / "bin" / name).write_bytes(data)
+            (self.hostile / "bin" / name).chmod(0o755)
+        checks = [{"name": name, "argv": [name]} for name in forms]
+        receipt = self.run_checks(*checks, root=str(self.hostile), status=125)
+        self.assertEqual({c["name"]: c["code"] for c in receipt["checks"]}, dict.fromkeys(forms, "exec.magic"))
+
+    def test_a_program_that_its_user_may_run_and_not_read(self) -> None:
+        """Whoever reads it for the user must be able to."""
+        (self.hostile / "bin/shut").write_text("#!/proc/self/exe\n")
+        shutil.copy(os.path.realpath("/bin/true"), self.hostile / "bin/fine")
+        for name in ("shut", "fine"):
+            (self.hostile / "bin" / name).chmod(0o711)
+        checks = [{"name": name, "argv": [name], "user": "someone"} for name in ("shut", "fine")]
+        receipt = self.run_checks(*checks, root=str(self.hostile))
+        self.assertEqual([c["code"] for c in receipt["checks"]], ["exec.magic", ""])
 
     def test_a_device_node_in_the_tree_cannot_be_opened(self) -> None:
         """An unpacked tree of somebody else's tool can hold one."""

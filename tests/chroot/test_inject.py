@@ -152,6 +152,11 @@ class Properties:
         """B203."""
         self.assertEqual(self.gpu_code(env={"CUDA_FAKE_COUNT": "0"}), "gpu.none")
 
+    def test_a_library_that_cuda_would_load_is_the_programs_own(self) -> None:
+        """CUDA is asked by a process of the host's Python: nothing of the image may be loaded into that."""
+        env = {"CUDA_INJECTION64_PATH": "/tmp/mine.so"}
+        self.assertEqual(self.gpu_out("echo $CUDA_INJECTION64_PATH", env=env), "/tmp/mine.so\n")
+
     def test_fewer_devices_than_were_given(self) -> None:
         """One fell off the bus, or a control group forbids it: eight were asked for and paid for."""
         self.assertEqual(self.gpu_code(env={"CUDA_FAKE_COUNT": "1"}), "gpu.missing")

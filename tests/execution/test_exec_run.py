@@ -56,6 +56,21 @@ def test_root_that_is_not_to_be_had_is_an_outcome(root: Path, options: ExecOptio
     assert done.stdout.startswith("error [sandbox.privilege]"), done.stderr
 
 
+def test_another_runner_among_the_installed_packages_is_not_ours(root: Path, tmp_path: Path) -> None:
+    """A second version, or a checkout beside it: the one that checks a request is the one that runs it."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
+    (other,) = (tmp_path / "venv").glob("lib/python*/site-packages")
+    (other / "chroot_exec").mkdir()
+    (other / "chroot_exec/__init__.py").write_text("raise SystemExit(99)\n")
+    code = "import sys; from pathlib import Path; from oci_builder.execution.run import *\n"
+    code += f"sys.exit(run_in(Path({str(root)!r}), {{}}, ['/bin/sh', '-c', 'exit 5'], ExecOptions()).status)"
+    path = os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])
+    done = subprocess.run(
+        [tmp_path / "venv/bin/python", "-c", code], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True
+    )
+    assert done.returncode == 5, done.stderr
+
+
 def test_a_root_that_is_not_there(tmp_path: Path, options: ExecOptions) -> None:
     with pytest.raises(TransportError):
         run_in(tmp_path / "none", {}, ["true"], options)
