@@ -11,9 +11,11 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
 from oci_builder.cli import cli
@@ -242,6 +244,26 @@ def test_a_shell_completes(tmp_path: Path, words: str, found: str) -> None:
 def test_every_verb_has_help(verb: str) -> None:
     done = call(verb, "--help")
     assert done.returncode == 0 and len(done.stdout.splitlines()) > 3
+
+
+def commands(group: click.Group, name: str = "oci-builder") -> Iterator[tuple[str, click.Command]]:
+    for word, command in group.commands.items():
+        yield f"{name} {word}", command
+        if isinstance(command, click.Group):
+            yield from commands(command, f"{name} {word}")
+
+
+def test_every_option_says_what_it_does_and_its_default_in_one_way() -> None:
+    options = [(name, o) for name, c in commands(cli) for o in c.params if isinstance(o, click.Option)]
+    assert len(options) > 100
+    assert [f"{name} {o.opts[0]}" for name, o in options if not o.help] == []
+    assert [f"{name} {o.opts[0]}" for name, o in options if "default" in str(o.help)] == [], "show_default says it"
+
+
+def test_no_summary_is_cut_off_on_a_terminal_of_80_columns() -> None:
+    for place in ("", "cache", "key", "receipt"):
+        done = call(*filter(None, [place]), "--help", COLUMNS="80")
+        assert [line for line in done.stdout.decode().splitlines() if line.startswith("  ") and line.endswith("...")] == []
 
 
 def test_the_verbs_of_the_contract_are_there() -> None:

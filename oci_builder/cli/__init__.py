@@ -8,6 +8,8 @@ from oci_builder import __version__
 from oci_builder.cli.caching import CACHE_COMMANDS
 from oci_builder.cli.common import (
     PROGRESS,
+    PROGRESS_HELP,
+    VERBOSE_HELP,
     QuietGroup,
     Settings,
     accept_settings,
@@ -25,11 +27,8 @@ __all__ = ["cli", "main"]
 
 @click.group(cls=QuietGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(__version__, prog_name="oci-builder")
-@click.option("-v", "--verbose", is_flag=True, help="Notes on what is done, and where errors come from.")
-@click.option(
-    "--progress", type=PROGRESS, default="auto", show_default=True,
-    help="Bars on a terminal, JSON lines for programs (on standard error).",
-)  # fmt: skip
+@click.option("-v", "--verbose", is_flag=True, help=VERBOSE_HELP)
+@click.option("--progress", type=PROGRESS, default="auto", show_default=True, help=PROGRESS_HELP)
 @click.pass_context
 def cli(context: click.Context, verbose: bool, progress: str) -> None:
     """Build reproducible OCI images of big Python/CUDA runtimes, verify anybody's, and ship them with evidence.
@@ -40,7 +39,7 @@ def cli(context: click.Context, verbose: bool, progress: str) -> None:
     context.obj = Settings(verbose, progress)
 
 
-@cli.command()
+@cli.command(short_help="Print the completion script of a shell.")
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
     """Print the completion script of a shell, e.g. eval "$(oci-builder completion bash)"."""

@@ -46,7 +46,7 @@ def cache() -> None:
     """What builds, stages and sandboxes keep for the next time."""
 
 
-@cache.command("show")
+@cache.command("show", short_help="Show what the cache holds.")
 @cache_option
 @json_option
 @pass_settings

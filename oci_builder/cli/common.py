@@ -39,6 +39,8 @@ class _Place(click.Path):
 ARCHIVE = _Place(path_type=Path)
 MOST_JOBS = 256
 PROGRESS = click.Choice(["auto", "bars", "json", "none"])
+PROGRESS_HELP = "Bars on a terminal (auto), JSON lines for programs, or none; on standard error."
+VERBOSE_HELP = "Notes on what is done, and where errors come from."
 
 
 @dataclass(slots=True)
@@ -102,8 +104,8 @@ def accept_settings(command: click.Command) -> click.Command:
             setattr(settings, option.name, value)
 
     more = (
-        click.Option(["-v", "--verbose"], is_flag=True, expose_value=False, callback=keep, help="As before the verb."),
-        click.Option(["--progress"], type=PROGRESS, expose_value=False, callback=keep, help="As before the verb."),
+        click.Option(["-v", "--verbose"], is_flag=True, expose_value=False, callback=keep, help=VERBOSE_HELP),
+        click.Option(["--progress"], type=PROGRESS, expose_value=False, callback=keep, help=PROGRESS_HELP),
     )
     command.params.extend(more)
     return command
@@ -122,7 +124,7 @@ def open_standard_streams() -> None:
 
 
 PLATFORM = click.option(
-    "--platform", default="linux/amd64", show_default=True, help="Which image of an index.",
+    "--platform", default="linux/amd64", show_default=True, metavar="OS/ARCH", help="Which image of an index.",
     callback=lambda _context, _option, text: check_platform_name(text),
 )  # fmt: skip
 IMAGE = click.option(
@@ -156,7 +158,7 @@ def default_jobs() -> int:
 def cache_option(function: F) -> F:
     """``--cache DIR``."""
     option: Any = click.option(
-        "--cache", type=ARCHIVE, default=default_cache, show_default="the user's cache folder",
+        "--cache", type=ARCHIVE, default=default_cache, show_default="$OCI_BUILDER_CACHE, else the user's cache folder",
         help="Folder of blobs and build records, shared by builds.",
     )  # fmt: skip
     return cast(F, option(function))

@@ -78,7 +78,7 @@ def build(
     say(f"{result.container['reference']}  config {result.container['config']['digest']}")
 
 
-@click.command(cls=GpuCommand)
+@click.command(cls=GpuCommand, short_help="Verify one or two image archives, ours or anybody's.")
 @click.argument("archives", type=ARCHIVE, nargs=-1, required=True)
 @HELD_TO
 @click.option("--profile", type=click.Choice(["foreign", "strict"]), default="foreign", show_default=True,
@@ -87,10 +87,12 @@ def build(
 @IMAGE
 @JOBS
 @click.option("--exec", "execute", is_flag=True, help="Then unpack the image and run its checks in a sandbox.")
-@click.option("--checks", type=ARCHIVE, default=None, help="Checks to run (JSON); default: the image's own.")
+@click.option("--checks", type=ARCHIVE, default=None, show_default="the image's own",
+              help="Checks to run (JSON).")  # fmt: skip
 @GPU
 @click.option("--target", default=None, metavar="sm_NN", help="Judge too whether it runs on this GPU (readiness).")
-@click.option("--receipt", type=ARCHIVE, default=None, help="Write the checks' receipt (unsigned JSON) to FILE.")
+@click.option("--receipt", type=ARCHIVE, default=None, metavar="FILE",
+              help="Write the checks' receipt (unsigned JSON) to FILE.")  # fmt: skip
 @click.option("--secrets", is_flag=True, help="Search all that the archives hold for credentials and model weights.")
 @ALLOW
 @cache_option
@@ -149,7 +151,7 @@ def _failure_in(report: Report, json_file: str | None) -> Iterator[None]:
         raise
 
 
-@click.command("inspect")
+@click.command("inspect", short_help="Show layers, sizes, and what each tier costs.")
 @click.argument("archive", type=ARCHIVE)
 @SPEC
 @PLATFORM
@@ -200,7 +202,7 @@ def diff_command(
     sys.exit(0 if found.same else 1)
 
 
-@click.command()
+@click.command(short_help="Pull an image into an OCI layout, verified, resumable.")
 @click.argument("reference")
 @click.argument("dest", type=ARCHIVE)
 @SPEC
@@ -229,7 +231,7 @@ def pull(
         say(f"{dest}: {found.manifest}")
 
 
-@click.command()
+@click.command(short_help="Push an OCI archive or layout, verified afterwards.")
 @click.argument("archive", type=ARCHIVE)
 @click.argument("reference")
 @SPEC
@@ -255,7 +257,7 @@ def push(
         say(f"{reference}@{found.manifest}")
 
 
-@click.command()
+@click.command(short_help="Unpack an image's file system into an empty folder.")
 @click.argument("archive", type=ARCHIVE)
 @click.argument("folder", type=ARCHIVE)
 @SPEC

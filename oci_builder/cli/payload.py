@@ -10,12 +10,14 @@ import click
 from oci_builder.cli.common import ARCHIVE, default_jobs, json_option, say, write_json
 
 
-@click.command("relocate")
+@click.command("relocate", short_help="Make environments work from any prefix, and audit them.")
 @click.argument("tree", type=ARCHIVE)
-@click.option("--prefix", default="", metavar="DIR", help="Where the tree will live; default: where it is.")
+@click.option("--prefix", default="", metavar="DIR", show_default="where it is",
+              help="Where the tree will live.")  # fmt: skip
 @click.option("--was", multiple=True, metavar="DIR[=PLACE]",
               help="Where the tree, or its PLACE (as python), was made; may be repeated.")  # fmt: skip
-@click.option("--external", multiple=True, metavar="PATTERN", help="Absolute link targets that every user has.")
+@click.option("--external", multiple=True, metavar="PATTERN",
+              help="Absolute link targets that every user has; may be repeated.")  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Write nothing: exit status 1 when there is something to do.")
 @click.option("--jobs", type=click.IntRange(1, 256), default=default_jobs, show_default="CPUs", help="Threads.")
 @json_option

@@ -21,7 +21,10 @@ if TYPE_CHECKING:
     from oci_builder.release.walk import Walk
 
 RELEASE = click.argument("release", type=ARCHIVE)
-SPEC = click.option("--spec", "spec_path", type=ARCHIVE, default=Path("spec.json"), show_default=True)
+SPEC = click.option(
+    "--spec", "spec_path", type=ARCHIVE, default=Path("spec.json"), show_default=True,
+    help="What the build was made from.",
+)  # fmt: skip
 JUDGED_BY = click.option(
     "--spec", "spec_path", type=ARCHIVE, default=None, show_default="RELEASE/spec.json, else spec.json",
     help="Whose gates judge the release.",
@@ -59,7 +62,7 @@ def with_secrets(report: Report, archives: Sequence[Path], allow: Path | None, h
     return Report(report.subjects, report.findings + found)
 
 
-@click.command()
+@click.command(short_help="Make a release folder from a finished build.")
 @click.argument("dist", type=ARCHIVE)
 @RELEASE
 @SPEC
@@ -92,12 +95,14 @@ def record(
         say(f"{done.folder}: {'as it was' if done.again else f'{len(done.files)} files'}, {verdict['state']}")
 
 
-@click.command()
+@click.command(short_help="Publish a release to a Hugging Face dataset or a registry.")
 @RELEASE
 @click.option("--archives", type=ARCHIVE, default=Path("dist"), show_default=True, help="Folder of the archives.")
 @click.option("--helper", type=ARCHIVE, required=True, help="ensure_runtime.sh as it is shipped.")
-@click.option("--repo", default="", help="Hugging Face dataset, OWNER/NAME; the token is taken from HF_TOKEN.")
-@click.option("--to-registry", "reference", default="", help="NAME:TAG in an OCI registry (no :TAG: by digest).")
+@click.option("--repo", default="", metavar="OWNER/NAME",
+              help="Hugging Face dataset; the token is taken from HF_TOKEN.")  # fmt: skip
+@click.option("--to-registry", "reference", default="", metavar="NAME[:TAG]",
+              help="Place in an OCI registry; without :TAG by digest alone.")  # fmt: skip
 @click.option("--endpoint", default="", show_default="the client's", help="Another Hub.")
 @click.option("--plain-http", is_flag=True, help="Speak HTTP to the registry; loopback addresses need no flag.")
 @JUDGED_BY
@@ -161,13 +166,15 @@ def _to_registry(what: Publication, reference: str, plain_http: bool, emit: Any)
     return publish_registry(what, reference, RegistryOptions(plain_http=plain_http), emit).to_json()
 
 
-@click.command()
+@click.command(short_help="CycloneDX bills of materials of an image and its tiers.")
 @click.argument("subject", type=ARCHIVE)
 @click.option("--tier", default="", help="Print this tier's document, not the image's.")
 @click.option("--out", type=ARCHIVE, default=None, help="Write image.cdx.json and TIER.cdx.json into it.")
-@click.option("--name", default="", help="What the image is called; default: as its labels say.")
-@click.option("--version", "version", default="", help="Its version; default: as its labels say.")
-@click.option("--epoch", type=click.IntRange(0, 2**33 - 1), default=None, help="Their time; default: the image's.")
+@click.option("--name", default="", show_default="as its labels say",
+              help="What the image is called.")  # fmt: skip
+@click.option("--version", "version", default="", show_default="as its labels say", help="Its version.")
+@click.option("--epoch", type=click.IntRange(0, 2**33 - 1), default=None, show_default="the image's",
+              help="Their time, in seconds since 1970.")  # fmt: skip
 @PLATFORM
 @IMAGE
 @pass_settings

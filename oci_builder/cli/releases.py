@@ -140,7 +140,7 @@ def report(release: Path, page: Path, spec_path: Path | None, trust: Path, json_
         say(str(page))
 
 
-@click.command()
+@click.command(short_help="Repair packaging files of a candidate, compiling nothing.")
 @click.argument("dist", type=ARCHIVE)
 @RELEASE
 @SPEC
@@ -149,7 +149,8 @@ def report(release: Path, page: Path, spec_path: Path | None, trust: Path, json_
 @click.option(
     "--checks", type=ARCHIVE, default=None, show_default="its own", help="Offline checks (JSON) of the new build."
 )
-@click.option("--marker", default=None, help="Marker file in the portable archive.")
+@click.option("--marker", default=None, metavar="NAME", show_default="runtime.json",
+              help="Marker file in the portable archive.")  # fmt: skip
 @ALLOW
 @cache_option
 @pass_settings

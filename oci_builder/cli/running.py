@@ -175,16 +175,21 @@ def _prefix(config: Mapping[str, Any]) -> str:
 
 
 @click.command(
-    "exec", cls=GpuCommand, context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
-)
+    "exec", cls=GpuCommand, short_help="Run a command in an image, or in an unpacked one.",
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)  # fmt: skip
 @click.argument("subject", type=ARCHIVE)
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
-@click.option("--user", default="", help="USER[:GROUP], names or numbers.")
-@click.option("-e", "--env", "env", multiple=True, metavar="NAME=VALUE", help="Set a variable.")
-@click.option("--bind", "binds", multiple=True, metavar="SOURCE:TARGET[:rw]", help="Show a path of this machine.")
-@click.option("-w", "--workdir", default="", help="Working directory.")
-@click.option("--network", type=click.Choice(["none", "host"]), default="none", show_default=True)
-@click.option("--isolation", type=click.Choice(["auto", "root", "rootless"]), default="auto", show_default=True)
+@click.option("--user", default="", metavar="USER[:GROUP]", show_default="the image's",
+              help="Who runs it, by names or numbers.")  # fmt: skip
+@click.option("-e", "--env", "env", multiple=True, metavar="NAME=VALUE", help="Set a variable; may be repeated.")
+@click.option("--bind", "binds", multiple=True, metavar="SOURCE:TARGET[:rw]",
+              help="Show a path of this machine, read-only without :rw; may be repeated.")  # fmt: skip
+@click.option("-w", "--workdir", default="", metavar="DIR", show_default="the image's", help="Working directory.")
+@click.option("--network", type=click.Choice(["none", "host"]), default="none", show_default=True,
+              help="Whether it has this machine's network.")  # fmt: skip
+@click.option("--isolation", type=click.Choice(["auto", "root", "rootless"]), default="auto", show_default=True,
+              help="As root, or in a user namespace; auto: as root where we are.")  # fmt: skip
 @click.option("--entrypoint", default=None, help="Replace the image's entrypoint; empty for none.")
 @GPU
 @PLATFORM
@@ -249,10 +254,10 @@ def _bind(text: str) -> Any:
     return Bind(str(Path(source).absolute()), target, mode != "rw")
 
 
-@click.command("readiness")
+@click.command("readiness", short_help="Judge without a GPU whether an image runs on a node.")
 @click.argument("subject", type=ARCHIVE)
-@click.option("--target", default="sm_100", show_default=True, help="The GPU's architecture.")
-@click.option("--glibc", default="2.35", show_default=True, help="glibc of the oldest host.")
+@click.option("--target", default="sm_100", show_default=True, metavar="sm_NN", help="The GPU's architecture.")
+@click.option("--glibc", default="2.35", show_default=True, metavar="VERSION", help="glibc of the oldest host.")
 @click.option("--driver", type=int, default=580, show_default=True, help="Branch of the oldest driver.")
 @click.option("--allow", type=ARCHIVE, default=None, help="Rules of your own (TOML) beside the built-in ones.")
 @PLATFORM

@@ -37,20 +37,24 @@ NAMES = (
 )  # fmt: skip
 
 
-@click.command("stage")
+@click.command("stage", short_help="Run one stage of a release, here or on Modal.")
 @click.argument("name", type=click.Choice(NAMES), metavar="NAME")
-@click.option("--on", "engine", type=click.Choice(["local", "modal"]), default="local", show_default=True)
-@click.option("--spec", "spec_path", type=ARCHIVE, default=Path("spec.json"), show_default=True)
+@click.option("--on", "engine", type=click.Choice(["local", "modal"]), default="local", show_default=True,
+              help="Where it runs: this machine, or Modal.")  # fmt: skip
+@click.option("--spec", "spec_path", type=ARCHIVE, default=Path("spec.json"), show_default=True,
+              help="What is built.")  # fmt: skip
 @click.option("--out", type=ARCHIVE, default=Path("dist"), show_default=True, help="Folder of the archives.")
 @cache_option
 @click.option("--release", type=ARCHIVE, default=None, help="Release folder: records, receipts, the verdict.")
 @click.option("--trust", type=ARCHIVE, default=Path("releases/trust.json"), show_default=True, help="Trusted keys.")
 @click.option("--key", type=ARCHIVE, default=None, help="Signs the receipt; on Modal it is used here and not sent.")
-@click.option("-o", "--option", "given", multiple=True, metavar="NAME=VALUE", help="Of the stage; see docs/stages.md.")
+@click.option("-o", "--option", "given", multiple=True, metavar="NAME=VALUE",
+              help="An option of the stage's own (docs/stages.md); may be repeated.")  # fmt: skip
 @click.option("--scratch", type=float, default=None, metavar="GIB", help="Disk that this spec really takes (local).")
 @click.option("--timeout", type=float, default=None, metavar="SECONDS", help="Instead of the stage's own (local).")
 @click.option("--any-gpu", is_flag=True, help="Another GPU than the stage's, for supporting evidence (local).")
-@click.option("--budget", type=ARCHIVE, default=None, help="Rates and limits (TOML).  [default: budget.toml, if any]")
+@click.option("--budget", type=ARCHIVE, default=None, show_default="budget.toml, if any",
+              help="Rates and limits (TOML).")  # fmt: skip
 @click.option("-y", "--yes", is_flag=True, help="Go on without asking whether it may cost that.")
 @json_option
 @pass_settings
