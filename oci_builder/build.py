@@ -267,7 +267,10 @@ class _Build:
     def _archives(self, image: Image, base: Base, made: _Made, portable_only: _Made, staging: Path) -> BuildResult:
         whole = _Made([*portable_only.plans, *made.plans], [*portable_only.layers, *made.layers])
         tools = Tools(__version__, self.codec.describe())
+        blobs = {layer.descriptor.id for layer in (*image.layers, *portable_only.layers)}
         with ThreadPoolExecutor(max(1, min(3, self.options.jobs)), "archive") as pool:
+            # The cache's disk may have changed a layer since it was made, which no time of a file tells.
+            proof = pool.submit(self.store.prove, blobs, self.emit)
             oci = pool.submit(write_oci_archive, image, self.name, self.store, staging / OCI, self.emit)
             docker = pool.submit(
                 write_docker_archive, image, self.name, self.store, staging / DOCKER, self.emit, self.limits
@@ -275,6 +278,7 @@ class _Build:
             portable = pool.submit(
                 write_portable_archive, whole.layers, b"", self.store, staging / PORTABLE, self.emit, self.limits
             )
+            proof.result()
             records = [
                 FileRecord(r.path.name, r.sha256, r.size)
                 for r in (oci.result(), docker.result(), portable.result())

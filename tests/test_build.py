@@ -241,6 +241,26 @@ def test_a_cache_is_only_a_help(tmp_path: Path) -> None:
     assert digests(tmp_path / "fresh") == before
 
 
+@pytest.mark.parametrize("option", [(), ("--check",)])
+def test_a_layer_that_rotted_in_the_cache_is_not_shipped(tmp_path: Path, option: tuple[str, ...]) -> None:
+    """C2-14: the disk changed a byte and no time of the file. It is said, nothing is published, and the next build heals it."""
+    made = build_small(tmp_path)
+    before = digests(made.out)
+    blob = max((made.cache / "store/blobs/sha256").iterdir(), key=lambda path: path.stat().st_size)
+    data = bytearray(blob.read_bytes())
+    data[len(data) // 2] ^= 1
+    blob.write_bytes(data)
+    status, record = blob.stat(), made.cache / f"store/records/{blob.name}.json"
+    same = [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
+    record.write_text(json.dumps({**json.loads(record.read_text()), "stat": same}))
+    words = command(made.spec, tmp_path / "again", made.cache, *option)
+    done = subprocess.run(words, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert (done.returncode, "error[blob.digest]" in done.stderr) == (3, True), done.stderr
+    assert not list((tmp_path / "again").iterdir())
+    run(made.spec, tmp_path / "again", made.cache, *option)
+    assert digests(tmp_path / "again") == before
+
+
 def big_tier(folder: Path, megabytes: int = 24) -> Path:
     """Files that compress badly, so that a build takes a while."""
     tier = folder / "envs/big"

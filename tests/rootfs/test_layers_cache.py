@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from rootfs_trees import fill, plan_of, settle
 
+from oci_builder.model.digest import Digest
 from oci_builder.model.image import Layer
 from oci_builder.rootfs import layers_blocks
 from oci_builder.rootfs.layers import WriteOptions, write_layer
@@ -188,6 +189,32 @@ def test_a_corrupt_blob_is_made_again(work: Work, tmp_path: Path) -> None:
     settle()
     assert work.build(plan_of({"base": root})[0]) == first
     assert work.store.check_all() == []
+
+
+def rot(store: DirStore, digest: Digest, at: int) -> None:
+    """Change a byte of a blob as a disk does it: no time of the file tells."""
+    path = store.path(digest)
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+    store._records.vouch(digest, path.stat())
+
+
+def test_blocks_are_not_copied_from_a_blob_that_rotted(tmp_path: Path) -> None:
+    """The member's trailer and the blob's times are as they were: the copy would be broken under a digest of its own."""
+    root = fill(tmp_path / "tree", {"a": random.Random(1).randbytes(3 << 20), "b": b"x" * 1000})
+    settle()
+    with BuildCache(tmp_path / "cache.db") as cache:
+        options = WriteOptions(cache=cache)
+        with DirStore(tmp_path / "store") as store:
+            first = write_layer(plan_of({"base": root})[0], store, options)
+            rot(store, first.descriptor.id, 1 << 20)
+        fill(root, {"c": b"y" * 1000})
+        settle()
+        with DirStore(tmp_path / "store") as store:
+            second = write_layer(plan_of({"base": root})[0], store, options)
+        with DirStore(tmp_path / "fresh") as store:
+            assert write_layer(plan_of({"base": root})[0], store) == second
 
 
 def test_a_file_that_is_too_fresh_is_read_again(work: Work, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from oci_builder.model.digest import Digest
 from oci_builder.model.errors import IntegrityError, TransportError
+from oci_builder.model.events import Event
 from oci_builder.store.blobs import DirStore
 
 DATA = bytes(range(256)) * 4096
@@ -110,6 +111,36 @@ def test_check_all_finds_a_flip_that_keeps_the_times(store: DirStore) -> None:
     store._records.vouch(DIGEST, os.stat(store.path(DIGEST)))
     assert store.has(DIGEST)
     assert store.check_all() == [DIGEST]
+
+
+def test_a_proof_hashes_what_was_not_hashed_since_the_store_was_opened(store: DirStore) -> None:
+    """A disk that rots changes no time of a file."""
+    store.put(DATA)
+    raw = bytearray(DATA)
+    raw[7] ^= 1
+    store.path(DIGEST).write_bytes(raw)
+    store._records.vouch(DIGEST, os.stat(store.path(DIGEST)))
+    seen: list[Event] = []
+    with DirStore(store.root) as again:
+        assert again.has(DIGEST)
+        with pytest.raises(IntegrityError) as error:
+            again.prove([DIGEST], seen.append)
+        assert not again.has(DIGEST)
+    assert error.value.code == "blob.digest"
+    assert sum(event.amount for event in seen) == len(DATA)
+
+
+def test_a_proof_hashes_nothing_twice(store: DirStore) -> None:
+    seen: list[Event] = []
+    store.put(DATA)
+    store.prove([DIGEST], seen.append)
+    assert not seen
+    with DirStore(store.root) as again:
+        again.prove([DIGEST], seen.append)
+        assert seen
+        seen.clear()
+        again.prove([DIGEST], seen.append)
+    assert not seen
 
 
 def test_c11_12_two_threads_ingest_the_same_blob(store: DirStore) -> None:
