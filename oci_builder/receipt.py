@@ -75,7 +75,7 @@ def verify_receipt(path: Path, trust: Path | None, now: datetime, subjects: Mapp
         subjects: archive name -> sha256. Nothing can be told unless the receipt names every one of them.
 
     Raises:
-        FormatError, SpecError: the trust policy is wrong; TransportError: ``io.*``.
+        SpecError: ``trust.*``: the trust policy is wrong; TransportError: ``io.*``.
     """
     data, policy = read_envelope(path), TrustPolicy() if trust is None else read_trust(trust)
     one = judge_provenance if is_provenance(data) else judge

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field, StrictInt, StrictStr, ValidationError
 
 from oci_builder.model.documents import field_error
-from oci_builder.model.errors import SpecError, show
+from oci_builder.model.errors import FormatError, PolicyError, SpecError, show
 from oci_builder.model.receipts import PORTABLE, Closed, Engine, ShortText, Time, Word, parse_closed, parse_time
 from oci_builder.model.specerrors import no_such_key
 
@@ -153,10 +153,13 @@ def parse_trust(data: bytes, where: str = "trust.json") -> TrustPolicy:
     """Parse a trust policy.
 
     Raises:
-        FormatError: ``json.*``.
-        SpecError: ``trust.key``: a key stands twice, or its validity ends before it begins.
+        SpecError: ``trust.policy``: it is no such document. The policy is ours: what is wrong with it says nothing
+            about what it was to judge. ``trust.key``: a key stands twice, or its validity ends before it begins.
     """
-    policy = parse_closed(TrustPolicy, data, where)
+    try:
+        policy = parse_closed(TrustPolicy, data, where)
+    except (FormatError, PolicyError) as error:
+        raise SpecError("trust.policy", error.message, where=where) from None
     if len(policy.by_id()) != len(policy.keys):
         raise SpecError("trust.key", f"{where}: a key stands twice", where=where)
     for key in policy.keys:

@@ -325,7 +325,7 @@ def read_trust(path: Path) -> TrustPolicy:
     """Read a trust policy file.
 
     Raises:
-        FormatError, SpecError: as ``parse_trust``; SpecError: ``spec.path``.
+        SpecError: as ``parse_trust``; ``spec.path``.
         TransportError: ``io.*``.
     """
     try:
