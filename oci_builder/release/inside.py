@@ -1,6 +1,7 @@
-"""Files within files: what gzip, zstd, xz, bzip2, zip and tar hold, as streams, one pass, nothing kept.
+"""Files within files: what gzip, zstd, xz, lzma, bzip2, zlib, zip, deb, tar hold, as streams, one pass, nothing kept.
 
-A zip is read by its local headers, as they come: its directory, which may say something else, is not believed.
+A zip is read by its local headers, as they come: its directory, which may say something else, is not believed. What
+stands behind a program or script (``release.stubs``) is found on the way.
 """
 
 from __future__ import annotations
@@ -8,8 +9,10 @@ from __future__ import annotations
 import bz2
 import lzma
 import re
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
+from typing import Protocol
 
 from oci_builder.model.errors import OciBuilderError
 from oci_builder.model.limits import Limits
@@ -38,7 +41,10 @@ TOO_MUCH = "it holds more than is opened"
 _PIECE = 64 << 10
 _OUT = 1 << 20
 _LOCAL = b"PK\3\4"
-_MEMORY = 128 << 20
+# Of which only the bytes with one meaning are asked for: versions and flags are small, methods few.
+FIRST_OF_ZIP = re.compile(rb"PK\x03\x04..[\0-\x0f].[\0\x08\x09\x0c\x0e\x5d\x5f\x63]\0", re.DOTALL)
+_ENDLESS = (1 << 64) - 1
+_AR, _AR_HEADER = b"!<arch>\n", 60
 _FIXED = 30
 _ENCRYPTED = 1
 _STREAMED = 8
@@ -49,20 +55,44 @@ _DESCRIPTOR = re.compile(rb"PK\x07\x08(?=.{8})", re.DOTALL)
 
 
 def kind_of(head: bytes) -> str:
-    """What container begins so: ``gzip``, ``zstd``, ``xz``, ``bzip2``, ``zip``, ``tar``, or another's name (``7z``);
+    """What container begins so: one of ``OPENERS``, ``tar``, or another's name (``7z``), which cannot be opened here;
     empty for anything else. A zip may begin with a program (a launcher, a pex)."""
     for magic, kind in _MAGICS:
         if head.startswith(magic):
             return kind
     if head[257:262] == b"ustar":
         return "tar"
-    return "zip" if head.startswith((b"#!", b"MZ")) and _LOCAL in head else ""
+    if head.startswith((b"#!", b"MZ")) and FIRST_OF_ZIP.search(head):
+        return "zip"
+    return "lzma" if _is_lzma(head) else "zlib" if _is_zlib(head) else ""
+
+
+def _is_lzma(head: bytes) -> bool:
+    """The format before xz, which has no magic: usual properties, a dictionary of 2^n or 3 * 2^n bytes, a size that is
+    unknown or sensible, and the first byte of the coder, which is always 0 (lzma-file-format.txt, 1.1)."""
+    if len(head) < 18 or head[0] != 0x5D or head[13]:
+        return False
+    dictionary, size = int.from_bytes(head[1:5], "little"), int.from_bytes(head[5:13], "little")
+    odd = dictionary // (dictionary & -dictionary) if dictionary else 0
+    return odd in (1, 3) and dictionary >= 4096 and (size == _ENDLESS or size < 1 << 40)
+
+
+def _is_zlib(head: bytes) -> bool:
+    """As git keeps an object: a header that is a multiple of 31 (RFC 1950), and data that can be inflated."""
+    if len(head) < 8 or head[0] != 0x78 or (head[0] << 8 | head[1]) % 31 or head[1] & 0x20:
+        return False
+    try:
+        return len(zlib.decompressobj().decompress(head, _OUT)) > 0
+    except zlib.error:
+        return False
 
 
 _MAGICS = (
     (b"\x1f\x8b\x08", "gzip"), (b"\x28\xb5\x2f\xfd", "zstd"), (b"\xfd7zXZ\0", "xz"), (b"BZh", "bzip2"), (_LOCAL, "zip"),
     (b"7z\xbc\xaf\x27\x1c", "7z"), (b"Rar!\x1a\x07", "rar"), (b"LZIP\x01", "lzip"), (b"!<arch>\ndebian-binary", "deb"),
     (b"\xed\xab\xee\xdb", "rpm"), (b"\4\x22\x4d\x18", "lz4"), (b"070701", "cpio"), (b"hsqs", "squashfs"),
+    (b"\x1f\x9d", "compress"), (b"\x89LZO\0\r\n\x1a\n", "lzop"), (b"MSCF\0\0\0\0", "cabinet"), (b"xar!\0", "xar"),
+    (b"PACK\0\0\0\2", "git pack"), (b"\xff\6\0\0sNaPpY", "snappy"),
 )  # fmt: skip
 
 
@@ -95,16 +125,51 @@ def _whole(compression: str) -> Opener:
     return opener
 
 
-def _xz(chunks: Iterable[Chunk], limits: Limits, where: str) -> Iterator[Member]:
-    yield b"", _streams(chunks, lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, _MEMORY), limits)
+def _streamed_by(make: Callable[[int], _Decompressor], *, more: bool = True) -> Opener:
+    def opener(chunks: Iterable[Chunk], limits: Limits, where: str) -> Iterator[Member]:
+        yield b"", _streams(chunks, lambda: make(limits.zstd_window), limits, more)
+
+    return opener
 
 
-def _bzip2(chunks: Iterable[Chunk], limits: Limits, where: str) -> Iterator[Member]:
-    yield b"", _streams(chunks, bz2.BZ2Decompressor, limits)
+class _Decompressor(Protocol):
+    """What the standard library's have in common."""
+
+    @property
+    def eof(self) -> bool: ...
+    @property
+    def unused_data(self) -> bytes: ...
+    @property
+    def needs_input(self) -> bool: ...
+    def decompress(self, data: bytes, max_length: int = ..., /) -> bytes: ...
+
+
+class _Zlib:
+    """``zlib``'s, as the others are."""
+
+    def __init__(self) -> None:
+        self._of = zlib.decompressobj()
+        self.needs_input = True
+
+    @property
+    def eof(self) -> bool:
+        return self._of.eof
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._of.unused_data
+
+    def decompress(self, data: bytes, max_length: int = -1, /) -> bytes:
+        try:
+            out = self._of.decompress(self._of.unconsumed_tail + data, max_length)
+        except zlib.error as error:
+            raise OSError(str(error)) from None
+        self.needs_input = not self._of.unconsumed_tail
+        return out
 
 
 def _streams(
-    chunks: Iterable[Chunk], make: Callable[[], lzma.LZMADecompressor | bz2.BZ2Decompressor], limits: Limits
+    chunks: Iterable[Chunk], make: Callable[[], _Decompressor], limits: Limits, more: bool
 ) -> Iterator[bytes]:
     """All streams of a file, one after the other; what follows the last one is none of ours."""
     pull, out = Pull(chunks), 0
@@ -113,7 +178,7 @@ def _streams(
             piece = bytes(pull.some(_PIECE))
             pull.push_back(piece.lstrip(b"\0"))
             continue
-        if pull.offset and not head.startswith((b"\xfd7z", b"BZh")):
+        if pull.offset and not (more and head.startswith((b"\xfd7z", b"BZh"))):
             return
         inflater = make()
         while not inflater.eof:
@@ -129,6 +194,22 @@ def _streams(
                 raise NotOpened(TOO_MUCH)
             yield data
         pull.push_back(inflater.unused_data)
+
+
+def _ar(chunks: Iterable[Chunk], limits: Limits, where: str) -> Iterator[Member]:
+    """Members of a Debian package (ar(5)): a header of 60 bytes, the content, a byte to make it even."""
+    pull = Pull(chunks)
+    pull.take(len(_AR))
+    while header := bytes(pull.take(_AR_HEADER)):
+        digits = header[48:58].strip()
+        if len(header) < _AR_HEADER or not header.endswith(b"`\n") or not digits.isdigit():
+            raise NotOpened("a member has no header")
+        content = _stored(pull, int(digits))
+        yield header[:16].rstrip(b" /"), content
+        for _ in content:
+            pass
+        if int(digits) % 2:
+            pull.take(1)
 
 
 def _zip(chunks: Iterable[Chunk], limits: Limits, where: str) -> Iterator[Member]:
@@ -187,6 +268,8 @@ def _stored(pull: Pull, size: int) -> Iterator[Chunk]:
     while size and (piece := pull.some(min(size, _PIECE))):
         size -= len(piece)
         yield piece
+    if size:
+        raise NotOpened("it ends early")
 
 
 def _streamed(pull: Pull) -> Iterator[Chunk]:
@@ -229,5 +312,9 @@ def _deflated(pull: Pull, left: list[int]) -> Iterator[bytes]:
 
 
 OPENERS: dict[str, Opener] = {
-    "gzip": _whole("gzip"), "zstd": _whole("zstd"), "xz": _xz, "bzip2": _bzip2, "zip": _zip,
+    "gzip": _whole("gzip"), "zstd": _whole("zstd"), "zip": _zip, "deb": _ar,
+    "xz": _streamed_by(lambda memory: lzma.LZMADecompressor(lzma.FORMAT_XZ, memory)),
+    "lzma": _streamed_by(lambda memory: lzma.LZMADecompressor(lzma.FORMAT_ALONE, memory), more=False),
+    "bzip2": _streamed_by(lambda memory: bz2.BZ2Decompressor()),
+    "zlib": _streamed_by(lambda memory: _Zlib(), more=False),
 }  # fmt: skip

@@ -23,12 +23,16 @@ from oci_builder.release.secrets import (
     weights_finding,
 )
 from oci_builder.release.shapes import CONFIG
+from oci_builder.release.stubs import behind, is_stub
 from oci_builder.wire.tar import Kind, TarEntry, TarReader
 
 Chunk = bytes | memoryview
 Place = tuple[str, bytes]  # (archive and layer, path)
 
-_DEPTH = 4
+_DEPTH = 8
+# For a decoder, by how deep it stands: all that are open at once are within the bound of the whole program.
+_MEMORY = (128 << 20, 72 << 20, *[24 << 20] * (_DEPTH - 2))
+_STUB = "program"
 _MOST_TOLD = 10
 # More say nothing more, and would be kept in memory.
 _MOST_FINDINGS = 10_000
@@ -145,7 +149,9 @@ class Sweep:
         if head and holds_credentials(place[1]) and not self.options.lets(place[1]):
             self.add(secret_finding("credentials file", *place))
         kind = kind_of(head)
-        if kind in OPENERS or kind == "tar":
+        if not kind and depth < _DEPTH and is_stub(head, size):
+            kind = _STUB
+        if kind in OPENERS or kind in ("tar", _STUB):
             self._container(kind, place, chunks, search, depth)
             return
         if kind:
@@ -173,8 +179,8 @@ class Sweep:
 
     def _container(self, kind: str, place: Place, chunks: Iterable[Chunk], search: Search, depth: int) -> None:
         """Its own bytes, and what it holds, each searched; what both show is told where it is inside."""
-        outside: list[Hit] = []
-        own = Search(outside.append, self.options.own)
+        outside: dict[Hit, None] = {}
+        own = Search(lambda hit: _few(outside, hit), self.options.own)
         own.begin(place)
         stream = _Tee(chunks, own)
         inner = Search(self._hit, self.options.own)
@@ -198,9 +204,15 @@ class Sweep:
         if not depth:
             self._let.clear()
 
-    def _open(self, kind: str, place: Place, stream: _Tee, inner: Search, depth: int) -> None:
+    def _open(self, kind: str, place: Place, stream: Iterable[Chunk], inner: Search, depth: int) -> None:
+        if kind == _STUB:
+            kind, stream = behind(stream)
+            if not kind:
+                return
+            if kind not in OPENERS and kind != "tar":
+                raise NotOpened(f"a {kind} archive behind a program")
         room = self._pay(_PRICE_OPENING)
-        limits = replace(DEFAULT_LIMITS, layer_size=room, entry_size=room)
+        limits = replace(DEFAULT_LIMITS, layer_size=room, entry_size=room, zstd_window=_MEMORY[depth - 1])
         if kind == "tar":
             reader = TarReader(self._counted(stream), limits=limits, where=place[1].decode("utf-8", "replace"))
             for entry in reader:
@@ -255,6 +267,11 @@ class Sweep:
         """Take a finding that was made elsewhere."""
         if len(self.found.findings) < _MOST_FINDINGS:
             self.found.findings.append(finding)
+
+
+def _few(hits: dict[Hit, None], hit: Hit) -> None:
+    if len(hits) < _MOST_FINDINGS:
+        hits[hit] = None
 
 
 def _within(place: Place, name: bytes) -> Place:

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from oci_builder.model.errors import (
     ConflictError,
     FormatError,
-    OciBuilderError,
     PolicyError,
     SpecError,
     TransportError,
