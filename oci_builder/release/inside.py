@@ -44,6 +44,7 @@ _LOCAL = b"PK\3\4"
 # Of which only the bytes with one meaning are asked for: versions and flags are small, methods few.
 FIRST_OF_ZIP = re.compile(rb"PK\x03\x04..[\0-\x0f].[\0\x08\x09\x0c\x0e\x5d\x5f\x63]\0", re.DOTALL)
 _ENDLESS = (1 << 64) - 1
+_OFFSET, _REFERENCE = 6, 7
 _AR, _AR_HEADER = b"!<arch>\n", 60
 _FIXED = 30
 _ENCRYPTED = 1
@@ -172,7 +173,7 @@ def _streams(
     chunks: Iterable[Chunk], make: Callable[[], _Decompressor], limits: Limits, more: bool
 ) -> Iterator[bytes]:
     """All streams of a file, one after the other; what follows the last one is none of ours."""
-    pull, out = Pull(chunks), 0
+    pull, left = Pull(chunks), [limits.layer_size]
     while head := bytes(pull.peek(3)):
         if pull.offset and not any(head):  # xz may pad
             piece = bytes(pull.some(_PIECE))
@@ -180,20 +181,24 @@ def _streams(
             continue
         if pull.offset and not (more and head.startswith((b"\xfd7z", b"BZh"))):
             return
-        inflater = make()
-        while not inflater.eof:
-            piece = bytes(pull.some(_PIECE)) if inflater.needs_input else b""
-            if inflater.needs_input and not piece:
-                raise NotOpened("it ends early")
-            try:
-                data = inflater.decompress(piece, _OUT)
-            except (lzma.LZMAError, OSError) as error:
-                raise NotOpened(f"{error}") from None
-            out += len(data)
-            if out > limits.layer_size:
-                raise NotOpened(TOO_MUCH)
-            yield data
-        pull.push_back(inflater.unused_data)
+        yield from _stream(pull, make(), left)
+
+
+def _stream(pull: Pull, inflater: _Decompressor, left: list[int]) -> Iterator[bytes]:
+    """One stream to its end; ``left`` is what all may hold together."""
+    while not inflater.eof:
+        piece = bytes(pull.some(_PIECE)) if inflater.needs_input else b""
+        if inflater.needs_input and not piece:
+            raise NotOpened("it ends early")
+        try:
+            data = inflater.decompress(piece, _OUT)
+        except (lzma.LZMAError, OSError) as error:
+            raise NotOpened(f"{error}") from None
+        left[0] -= len(data)
+        if left[0] < 0:
+            raise NotOpened(TOO_MUCH)
+        yield data
+    pull.push_back(inflater.unused_data)
 
 
 def _ar(chunks: Iterable[Chunk], limits: Limits, where: str) -> Iterator[Member]:
@@ -210,6 +215,31 @@ def _ar(chunks: Iterable[Chunk], limits: Limits, where: str) -> Iterator[Member]
             pass
         if int(digits) % 2:
             pull.take(1)
+
+
+def _git_pack(chunks: Iterable[Chunk], limits: Limits, where: str) -> Iterator[Member]:
+    """Objects of a git pack (gitformat-pack(5)), without names: texts, and what makes others of them."""
+    pull, left = Pull(chunks), [limits.layer_size]
+    for _number in range(int.from_bytes(bytes(pull.take(12))[8:], "big")):
+        kind = _varint(pull) >> 4 & 7
+        if kind == _OFFSET:
+            _varint(pull)
+        elif kind == _REFERENCE:
+            pull.take(20)
+        content = _stream(pull, _Zlib(), left)
+        yield b"", content
+        for _ in content:
+            pass
+
+
+def _varint(pull: Pull) -> int:
+    """The first byte of a number of seven bits a byte, which goes on while the eighth is set."""
+    first = last = bytes(pull.take(1))
+    while last and last[0] & 0x80:
+        last = bytes(pull.take(1))
+    if not last:
+        raise NotOpened("it ends early")
+    return first[0]
 
 
 def _zip(chunks: Iterable[Chunk], limits: Limits, where: str) -> Iterator[Member]:
@@ -312,7 +342,7 @@ def _deflated(pull: Pull, left: list[int]) -> Iterator[bytes]:
 
 
 OPENERS: dict[str, Opener] = {
-    "gzip": _whole("gzip"), "zstd": _whole("zstd"), "zip": _zip, "deb": _ar,
+    "gzip": _whole("gzip"), "zstd": _whole("zstd"), "zip": _zip, "deb": _ar, "git pack": _git_pack,
     "xz": _streamed_by(lambda memory: lzma.LZMADecompressor(lzma.FORMAT_XZ, memory)),
     "lzma": _streamed_by(lambda memory: lzma.LZMADecompressor(lzma.FORMAT_ALONE, memory), more=False),
     "bzip2": _streamed_by(lambda memory: bz2.BZ2Decompressor()),

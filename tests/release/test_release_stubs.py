@@ -86,7 +86,7 @@ def test_what_stands_within_is_found(held: str, cut: int) -> None:
         (lzma.compress(NOISE, lzma.FORMAT_ALONE)[:9000], "ends early"), (zlib.compress(NOISE)[:9000], "ends early"),
         (deb((b"data.tar", b"1"))[:-40], "no header"), (SCRIPT + b"7z\xbc\xaf\x27\x1c" + NOISE, "7z archive behind a program"),
         (SCRIPT + b"Rar!\x1a\x07\1\0" + NOISE, "rar archive behind"), (elf() + b"hsqs" + NOISE, "squashfs archive behind"),
-        (b"Rar!\x1a\x07\1\0" + NOISE, "rar archive"), (b"PACK\0\0\0\2\0\0\0\1" + NOISE, "git pack"),
+        (b"Rar!\x1a\x07\1\0" + NOISE, "rar archive"), (b"PACK\0\0\0\2\0\0\0\1\x30" + NOISE, "incorrect header"),
         (b"\x1f\x9d\x90" + NOISE, "compress archive"), (b"MSCF\0\0\0\0" + NOISE, "cabinet archive"),
     ],
     ids=["lzma", "zlib", "deb", "7z", "rar", "squashfs", "plain rar", "git", "compress", "cabinet"],
@@ -141,6 +141,32 @@ def test_a_package_that_dpkg_made_is_opened(tmp_path: Path) -> None:
     subprocess.run(["dpkg-deb", "--root-owner-group", "-b", "p", "a.deb"], cwd=tmp_path, check=True, capture_output=True)
     (message,) = told((tmp_path / "a.deb").read_bytes())
     assert message.startswith("Hugging Face token in") and "note" in message
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+@pytest.mark.parametrize("packed", [True, False])
+def test_what_a_checkout_had_once_is_found(tmp_path: Path, packed: bool) -> None:
+    """A file with a token was removed again, and its history travels with the tree."""
+    line = b"".join(b"A_%d = 1\n" % i for i in range(900))
+
+    def git(*args: str) -> None:
+        subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a", *args], cwd=tmp_path, check=True, capture_output=True)
+
+    git("init", "-q", ".")
+    for text in (line, line + LINE, line + b"B = 1\n"):
+        (tmp_path / "settings").write_bytes(text)
+        git("add", "settings")
+        git("commit", "-q", "-m", "a")
+    if packed:
+        git("gc", "-q", "--aggressive", "--prune=now")
+        (pack,) = (tmp_path / ".git/objects/pack").glob("*.pack")
+        assert TOKEN not in pack.read_bytes()
+        (message,) = told(pack.read_bytes(), 777)
+        assert message.startswith("Hugging Face token in")
+        return
+    objects = [path.read_bytes() for path in (tmp_path / ".git/objects").glob("??/*")]
+    assert not any(TOKEN in data for data in objects)
+    assert sum(bool(told(data, 777)) for data in objects) == 1
 
 
 @pytest.mark.skipif(shutil.which("xz") is None, reason="xz is not installed")
