@@ -53,64 +53,67 @@ class GitHost:
         return f"https://localhost:{self.server.server_address[1]}/{name}"
 
 
+class _Handler(http.server.BaseHTTPRequestHandler):
+    host: GitHost
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Quiet."""
+
+    def do_GET(self) -> None:
+        self.host.requests.append(self.path)
+        wanted = "Basic " + base64.b64encode(f"u:{self.host.password}".encode()).decode()
+        if self.host.fail > 0:
+            self.host.fail -= 1
+            self.send_error(503)
+        elif self.host.password and self.headers.get("Authorization") != wanted:
+            self.send_response(401)
+            self.send_header("WWW-Authenticate", 'Basic realm="lab"')
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+        elif self.host.dumb:
+            self._file()
+        else:
+            self._backend()
+
+    do_POST = do_GET
+
+    def _file(self) -> None:
+        path = self.host.root / unquote(urlsplit(self.path).path).lstrip("/")
+        if not path.is_file():
+            self.send_error(404)
+            return
+        data = path.read_bytes()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def _backend(self) -> None:
+        parts = urlsplit(self.path)
+        data = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        env = {
+            "PATH": os.environ["PATH"], "GIT_PROJECT_ROOT": str(self.host.root), "GIT_HTTP_EXPORT_ALL": "1",
+            "PATH_INFO": unquote(parts.path), "QUERY_STRING": parts.query, "REQUEST_METHOD": self.command,
+            "CONTENT_TYPE": self.headers.get("Content-Type") or "", "CONTENT_LENGTH": str(len(data)),
+            "HTTP_CONTENT_ENCODING": self.headers.get("Content-Encoding") or "",
+            "GIT_PROTOCOL": self.headers.get("Git-Protocol") or "", "GIT_CONFIG_NOSYSTEM": "1", "HOME": "/nonexistent",
+            "GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "safe.directory", "GIT_CONFIG_VALUE_0": "*",
+        }  # fmt: skip
+        done = subprocess.run(["git", "http-backend"], input=data, env=env, capture_output=True, check=False)
+        head, _, body = done.stdout.partition(b"\r\n\r\n")
+        fields = [line.split(": ", 1) for line in head.decode().splitlines()]
+        status = next((int(value.split()[0]) for name, value in fields if name == "Status"), 200)
+        self.send_response(status)
+        for name, value in fields:
+            if name != "Status":
+                self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
 def _handler(host: GitHost) -> type[http.server.BaseHTTPRequestHandler]:
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def log_message(self, format: str, *args: object) -> None:
-            """Quiet."""
-
-        def do_GET(self) -> None:
-            host.requests.append(self.path)
-            wanted = "Basic " + base64.b64encode(f"u:{host.password}".encode()).decode()
-            if host.fail > 0:
-                host.fail -= 1
-                self.send_error(503)
-            elif host.password and self.headers.get("Authorization") != wanted:
-                self.send_response(401)
-                self.send_header("WWW-Authenticate", 'Basic realm="lab"')
-                self.send_header("Content-Length", "0")
-                self.end_headers()
-            elif host.dumb:
-                self._file()
-            else:
-                self._backend()
-
-        do_POST = do_GET
-
-        def _file(self) -> None:
-            path = host.root / unquote(urlsplit(self.path).path).lstrip("/")
-            if not path.is_file():
-                self.send_error(404)
-                return
-            data = path.read_bytes()
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        def _backend(self) -> None:
-            parts = urlsplit(self.path)
-            data = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            env = {
-                "PATH": os.environ["PATH"], "GIT_PROJECT_ROOT": str(host.root), "GIT_HTTP_EXPORT_ALL": "1",
-                "PATH_INFO": unquote(parts.path), "QUERY_STRING": parts.query, "REQUEST_METHOD": self.command,
-                "CONTENT_TYPE": self.headers.get("Content-Type") or "", "CONTENT_LENGTH": str(len(data)),
-                "HTTP_CONTENT_ENCODING": self.headers.get("Content-Encoding") or "",
-                "GIT_PROTOCOL": self.headers.get("Git-Protocol") or "", "GIT_CONFIG_NOSYSTEM": "1", "HOME": "/nonexistent",
-                "GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "safe.directory", "GIT_CONFIG_VALUE_0": "*",
-            }  # fmt: skip
-            done = subprocess.run(["git", "http-backend"], input=data, env=env, capture_output=True, check=False)
-            head, _, body = done.stdout.partition(b"\r\n\r\n")
-            fields = [line.split(": ", 1) for line in head.decode().splitlines()]
-            status = next((int(value.split()[0]) for name, value in fields if name == "Status"), 200)
-            self.send_response(status)
-            for name, value in fields:
-                if name != "Status":
-                    self.send_header(name, value)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-    return Handler
+    return type("Handler", (_Handler,), {"host": host})
 
 
 def git(place: Path, *words: str) -> str:

@@ -11,6 +11,42 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 
 
+class _Handler(BaseHTTPRequestHandler):
+    proxy: Proxy
+    target: tuple[str, int]
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+
+    def do_CONNECT(self) -> None:
+        self._note()
+        with socket.create_connection(self.target) as there:
+            self.send_response(200)
+            self.end_headers()
+            _pump(self.connection, there)
+        self.close_connection = True
+
+    def do_GET(self) -> None:
+        self._note()
+        parts = urlsplit(self.path)
+        connection = HTTPConnection(*self.target)
+        headers = {k: v for k, v in self.headers.items() if not k.lower().startswith("proxy-")}
+        connection.request("GET", f"{parts.path}?{parts.query}", headers=headers)
+        answer = connection.getresponse()
+        body = answer.read()
+        self.send_response(answer.status)
+        for key, value in answer.getheaders():
+            if key.lower() not in ("transfer-encoding", "connection", "content-length"):
+                self.send_header(key, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def _note(self) -> None:
+        self.proxy.log.append((self.command, self.path, self.headers.get("Proxy-Authorization", "")))
+
+    def log_message(self, *_: object) -> None: ...
+
+
 class Proxy:
     """Use ``with``. ``log`` holds the first line's method and target, and any ``Proxy-Authorization``.
 
@@ -21,42 +57,8 @@ class Proxy:
     def __init__(self, upstream: str) -> None:
         self.log: list[tuple[str, str, str]] = []
         host, _, port = upstream.rpartition(":")
-        proxy, target = self, (host, int(port))
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-            disable_nagle_algorithm = True
-
-            def do_CONNECT(self) -> None:
-                self._note()
-                with socket.create_connection(target) as there:
-                    self.send_response(200)
-                    self.end_headers()
-                    _pump(self.connection, there)
-                self.close_connection = True
-
-            def do_GET(self) -> None:
-                self._note()
-                parts = urlsplit(self.path)
-                connection = HTTPConnection(*target)
-                headers = {k: v for k, v in self.headers.items() if not k.lower().startswith("proxy-")}
-                connection.request("GET", f"{parts.path}?{parts.query}", headers=headers)
-                answer = connection.getresponse()
-                body = answer.read()
-                self.send_response(answer.status)
-                for key, value in answer.getheaders():
-                    if key.lower() not in ("transfer-encoding", "connection", "content-length"):
-                        self.send_header(key, value)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def _note(self) -> None:
-                proxy.log.append((self.command, self.path, self.headers.get("Proxy-Authorization", "")))
-
-            def log_message(self, *_: object) -> None: ...
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        known = {"proxy": self, "target": (host, int(port))}
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), known))
         self._server.daemon_threads = True
         self.host = f"127.0.0.1:{self._server.server_address[1]}"
 

@@ -217,58 +217,60 @@ def _error(status: int, code: str, message: str = "") -> Reply:
     return Reply(status, body, {"Content-Type": "application/json"})
 
 
-def _handler(registry: Registry) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-        disable_nagle_algorithm = True
+class _Handler(BaseHTTPRequestHandler):
+    registry: Registry
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
 
-        def _serve(self) -> None:
-            parts = urlsplit(self.path)
-            headers = {k.lower(): v for k, v in self.headers.items()}
-            body = self.rfile.read(int(headers.get("content-length", 0)))
-            if headers.get("transfer-encoding") == "chunked":
-                body = b"".join(self._chunks())
-            query = {k: " ".join(v) for k, v in parse_qs(parts.query).items()}
-            request = Request(self.command, parts.path, query, headers, body, self)
-            reply = registry.answer(request)
-            try:
-                self._send(reply, self.command == "HEAD")
-            except (BrokenPipeError, ConnectionResetError, ssl.SSLError):
-                self.close_connection = True
+    def _serve(self) -> None:
+        parts = urlsplit(self.path)
+        headers = {k.lower(): v for k, v in self.headers.items()}
+        body = self.rfile.read(int(headers.get("content-length", 0)))
+        if headers.get("transfer-encoding") == "chunked":
+            body = b"".join(self._chunks())
+        query = {k: " ".join(v) for k, v in parse_qs(parts.query).items()}
+        request = Request(self.command, parts.path, query, headers, body, self)
+        reply = self.registry.answer(request)
+        try:
+            self._send(reply, self.command == "HEAD")
+        except (BrokenPipeError, ConnectionResetError, ssl.SSLError):
+            self.close_connection = True
 
-        def _chunks(self) -> Iterator[bytes]:
-            while size := int(self.rfile.readline(), 16):
-                yield self.rfile.read(size)
-                self.rfile.readline()
+    def _chunks(self) -> Iterator[bytes]:
+        while size := int(self.rfile.readline(), 16):
+            yield self.rfile.read(size)
             self.rfile.readline()
+        self.rfile.readline()
 
-        def _send(self, reply: Reply, head: bool) -> None:
-            self.send_response(reply.status)
-            for key, value in reply.headers.items():
-                self.send_header(key, value)
-            if not reply.endless and "Content-Length" not in reply.headers:
-                self.send_header("Content-Length", str(len(reply.body)))
-            if reply.endless or reply.cut is not None:
-                self.close_connection = True
-            self.end_headers()
-            if head:
-                return
-            body = reply.body if reply.cut is None else reply.body[: reply.cut]
-            for at in range(0, len(body), reply.chunk):
-                reply.gate(len(body[at : at + reply.chunk]))
-                self.wfile.write(body[at : at + reply.chunk])
-            sent = 0
-            while reply.endless and sent < 1 << 30:
-                sent += self.wfile.write(bytes(reply.chunk))
-            if reply.cut is not None:
-                self.wfile.flush()
-                self.connection.shutdown(socket.SHUT_RDWR)
+    def _send(self, reply: Reply, head: bool) -> None:
+        self.send_response(reply.status)
+        for key, value in reply.headers.items():
+            self.send_header(key, value)
+        if not reply.endless and "Content-Length" not in reply.headers:
+            self.send_header("Content-Length", str(len(reply.body)))
+        if reply.endless or reply.cut is not None:
+            self.close_connection = True
+        self.end_headers()
+        if head:
+            return
+        body = reply.body if reply.cut is None else reply.body[: reply.cut]
+        for at in range(0, len(body), reply.chunk):
+            reply.gate(len(body[at : at + reply.chunk]))
+            self.wfile.write(body[at : at + reply.chunk])
+        sent = 0
+        while reply.endless and sent < 1 << 30:
+            sent += self.wfile.write(bytes(reply.chunk))
+        if reply.cut is not None:
+            self.wfile.flush()
+            self.connection.shutdown(socket.SHUT_RDWR)
 
-        def log_message(self, *_: object) -> None: ...
+    def log_message(self, *_: object) -> None: ...
 
-        do_GET = do_HEAD = do_PUT = do_POST = do_PATCH = do_DELETE = _serve
+    do_GET = do_HEAD = do_PUT = do_POST = do_PATCH = do_DELETE = _serve
 
-    return Handler
+
+def _handler(registry: Registry) -> type[BaseHTTPRequestHandler]:
+    return type("Handler", (_Handler,), {"registry": registry})
 
 
 class Allowance:

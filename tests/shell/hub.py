@@ -125,83 +125,85 @@ def _pump(source: socket.socket, sink: socket.socket) -> None:
             end.shutdown(socket.SHUT_RDWR)
 
 
+class _Handler(http.server.BaseHTTPRequestHandler):
+    hub: Hub
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Quiet."""
+
+    def note(self) -> str:
+        host = self.headers["Host"].partition(":")[0]
+        about = (self.headers.get("Range", ""), self.headers.get("Authorization", ""))
+        self.hub.requests.append((host, self.command, self.path, *about))
+        return host
+
+    def do_HEAD(self) -> None:
+        self.answer(self.note(), False)
+
+    def do_GET(self) -> None:
+        self.answer(self.note(), True)
+
+    def answer(self, host: str, body: bool) -> None:
+        faults = self.hub.faults
+        if faults.status:
+            return self.plain(faults.status)
+        if host == HUB and faults.redirect:
+            return self.redirect(f"https://{faults.redirect}/signed/{len(self.hub.requests)}")
+        if host != HUB and faults.expired:
+            faults.expired -= 1
+            return self.plain(403)
+        if host != HUB and faults.second:
+            target, faults.second = faults.second, ""
+            return self.redirect(target)
+        return self.file(body)
+
+    def plain(self, status: int) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def redirect(self, target: str) -> None:
+        text = b"this is the body of a redirect and must not get into the file\n"
+        self.send_response(302)
+        self.send_header("Location", target)
+        self.send_header("X-Linked-Size", str(len(self.hub.data)))
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(text)
+
+    def file(self, body: bool) -> None:
+        faults, data = self.hub.faults, self.hub.data if self.hub.faults.body is None else self.hub.faults.body
+        asked, start = self.headers.get("Range", ""), 0
+        if asked.startswith("bytes=") and not faults.ignore_range:
+            start = max(0, int(asked[6:].split("-")[0]) - faults.early)
+            if start >= len(data):
+                return self.plain(416)
+        self.send_response(206 if start or (asked and not faults.ignore_range) else 200)
+        if asked and not faults.ignore_range:
+            self.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}")
+        self.send_header("Content-Length", str(len(data) - start))
+        self.end_headers()
+        if body:
+            self.send(data[start:])
+
+    def send(self, data: bytes) -> None:
+        faults = self.hub.faults
+        if faults.drops and len(data) > faults.drop_at:
+            faults.drops -= 1
+            self.wfile.write(data[: faults.drop_at])
+            self.wfile.flush()
+            self.close_connection = True
+            self.connection.close()
+            return
+        if faults.hang_at:
+            self.wfile.write(data[: faults.hang_at])
+            self.wfile.flush()
+            self.hub.over.wait(60)
+            return
+        self.wfile.write(data)
+
+
 def _handler(hub: Hub) -> type[http.server.BaseHTTPRequestHandler]:
-    class Handler(http.server.BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def log_message(self, format: str, *args: object) -> None:
-            """Quiet."""
-
-        def note(self) -> str:
-            host = self.headers["Host"].partition(":")[0]
-            about = (self.headers.get("Range", ""), self.headers.get("Authorization", ""))
-            hub.requests.append((host, self.command, self.path, *about))
-            return host
-
-        def do_HEAD(self) -> None:
-            self.answer(self.note(), False)
-
-        def do_GET(self) -> None:
-            self.answer(self.note(), True)
-
-        def answer(self, host: str, body: bool) -> None:
-            faults = hub.faults
-            if faults.status:
-                return self.plain(faults.status)
-            if host == HUB and faults.redirect:
-                return self.redirect(f"https://{faults.redirect}/signed/{len(hub.requests)}")
-            if host != HUB and faults.expired:
-                faults.expired -= 1
-                return self.plain(403)
-            if host != HUB and faults.second:
-                target, faults.second = faults.second, ""
-                return self.redirect(target)
-            return self.file(body)
-
-        def plain(self, status: int) -> None:
-            self.send_response(status)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-
-        def redirect(self, target: str) -> None:
-            text = b"this is the body of a redirect and must not get into the file\n"
-            self.send_response(302)
-            self.send_header("Location", target)
-            self.send_header("X-Linked-Size", str(len(hub.data)))
-            self.send_header("Content-Length", str(len(text)))
-            self.end_headers()
-            if self.command == "GET":
-                self.wfile.write(text)
-
-        def file(self, body: bool) -> None:
-            faults, data = hub.faults, hub.data if hub.faults.body is None else hub.faults.body
-            asked, start = self.headers.get("Range", ""), 0
-            if asked.startswith("bytes=") and not faults.ignore_range:
-                start = max(0, int(asked[6:].split("-")[0]) - faults.early)
-                if start >= len(data):
-                    return self.plain(416)
-            self.send_response(206 if start or (asked and not faults.ignore_range) else 200)
-            if asked and not faults.ignore_range:
-                self.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}")
-            self.send_header("Content-Length", str(len(data) - start))
-            self.end_headers()
-            if body:
-                self.send(data[start:])
-
-        def send(self, data: bytes) -> None:
-            faults = hub.faults
-            if faults.drops and len(data) > faults.drop_at:
-                faults.drops -= 1
-                self.wfile.write(data[: faults.drop_at])
-                self.wfile.flush()
-                self.close_connection = True
-                self.connection.close()
-                return
-            if faults.hang_at:
-                self.wfile.write(data[: faults.hang_at])
-                self.wfile.flush()
-                hub.over.wait(60)
-                return
-            self.wfile.write(data)
-
-    return Handler
+    return type("Handler", (_Handler,), {"hub": hub})
