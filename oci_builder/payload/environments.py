@@ -28,16 +28,17 @@ from oci_builder.payload.checkout import check_commit, clone, file_at, top_of, u
 from oci_builder.payload.inventory import from_lock, from_requirements, inventory, local_sources
 from oci_builder.payload.lists import all_there, check_list, keep_packages
 from oci_builder.payload.names import normalize
+from oci_builder.payload.overlaps import settle_overlaps
 from oci_builder.payload.partial import making, put
 from oci_builder.payload.traces import traces
 from oci_builder.payload.uv import UV_VERSION, Interpreter, Programs, Uv, probe_links
-from oci_builder.payload.uv_cache import drop_other_builds, note_builds, origins
+from oci_builder.payload.uv_cache import drop_other_builds, note_builds, origins, unpacked
 from oci_builder.store.removal import clear_folder, remove_folder
 
 INVENTORY = "inventory.json"
 _Tier: TypeAlias = RequirementsTier | LockTier
 _COMPILERS = "compilers"
-_FORMAT = 5  # of the result: a number more when the same inputs give another environment
+_FORMAT = 6  # of the result: a number more when the same inputs give another environment
 # uv's own notes, not part of a package: they hold times.
 _NOTES = ("uv_cache.json", "uv_build.json")
 _MODES = {False: 0o644, True: 0o755}
@@ -219,7 +220,7 @@ def _make(name: str, tier: _Tier, recipe: _Recipe, python: Interpreter, uv: Uv, 
         files = origins(target, uv.cache)
         built = [package for package, origin in files.items() if origin.built]
         note_builds(uv.cache, built, variables)
-        for line in traces(target, built, (uv.cache, staging)):
+        for line in (*settle_overlaps(target, unpacked(target, uv.cache)), *traces(target, built, (uv.cache, staging))):
             emit(Event("warning", f"tiers.{name}", message=line))
         settle(target, staging)
         found = inventory(name, target, tier.omit, recipe.listed, files)
@@ -251,7 +252,7 @@ def settle(target: Path, made_in: Path) -> None:
             os.utime(link.path, (0, 0), follow_symlinks=False)
         os.chmod(parent, 0o755)
         os.utime(parent, (0, 0))
-    for path in (target / "pyvenv.cfg", *(p for p in (target / "bin").iterdir() if not p.is_symlink())):
+    for path in (target / "pyvenv.cfg", *(p for p in (target / "bin").iterdir() if p.is_file() and not p.is_symlink())):
         if os.fsencode(made_in) in path.read_bytes():
             raise TransportError("payload.prefix", f"{path.name} names the folder that it was made in", where=str(path))
 

@@ -120,6 +120,7 @@ def _plan(root: Path, path: bytes, found: os.stat_result, prefixes: Prefixes) ->
             head = file.read(4)
             if head == MAGIC:
                 return _plan_elf(root, path, read_facts(file.fileno(), found.st_size), prefixes)
+        executable = executable and head.startswith(b"#!")  # else it may be gigabytes of anything
     return _plan_text(root, path, place, executable, prefixes)
 
 

@@ -49,18 +49,27 @@ def origins(env: Path, cache: Path) -> dict[str, Origin]:
     Raises:
         OSError: the disk.
     """
+    known = {**dict(_built(cache)), **dict(_wheels(cache))}
+    return {name: known[place.name] for name, place in unpacked(env, cache).items() if place.name in known}
+
+
+def unpacked(env: Path, cache: Path) -> dict[str, Path]:
+    """Package -> the folder of uv's cache with its unpacked wheel, of those that are hard links of it.
+
+    Raises:
+        OSError: the disk.
+    """
     archives = {
-        (found.st_dev, found.st_ino): path.parents[1].name
+        (found.st_dev, found.st_ino): path.parents[1]
         for path in cache.glob("archive-v*/*/*.dist-info/METADATA")
         if (found := path.stat())
     }
-    known = {**dict(_built(cache)), **dict(_wheels(cache))}
     out = {}
     for path in env.glob("lib/python*/site-packages/*.dist-info/METADATA"):
         found = path.stat()
         archive = archives.get((found.st_dev, found.st_ino))
-        if archive in known:
-            out[normalize(path.parent.name.split("-")[0])] = known[archive]
+        if archive is not None:
+            out[normalize(path.parent.name.split("-")[0])] = archive
     return out
 
 

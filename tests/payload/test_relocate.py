@@ -325,6 +325,13 @@ def test_launchers_of_others_are_left_alone(line: bytes) -> None:
     assert rules.launcher(b"envs/base/bin/x", line + b"rest", P) is None
 
 
+def test_data_that_may_be_run_is_not_read_for_a_launcher(tmp_path: Path) -> None:
+    """A wheel that was zipped elsewhere has all its files executable, a model's weights among them."""
+    (tmp_path / "weights.bin").touch(0o755)
+    os.truncate(tmp_path / "weights.bin", 1 << 42)
+    assert plan_relocation(tmp_path, prefixes_of(tmp_path, "/opt/rt")) == ()
+
+
 def test_a_long_launcher_of_distlib_is_understood() -> None:
     data = b"#!/bin/sh\n'''exec' \"/build/x/envs/base/bin/python\" \"$0\" \"$@\"\n' '''\nprint(1)\n"
     fresh = rules.launcher(b"envs/base/bin/x", data, P)
