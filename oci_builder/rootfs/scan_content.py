@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -16,12 +16,16 @@ from typing import Protocol
 from oci_builder.model.events import Emit, Event, silent
 from oci_builder.rootfs.scan import SourceEntry, Tree, changed, input_failure
 from oci_builder.rootfs.scan_fingerprint import SETTLE_NS
+from oci_builder.rootfs.scan_hash import difference, open_file
+from oci_builder.rootfs.scan_helpers import Helpers
 from oci_builder.wire.tar import Kind
 
 # Equal files of one tier below this size stay separate files, as their makers left them: joining them saves nothing.
 LINK_FLOOR = 64 << 10
 _READ = 1 << 20
 _BATCH = 512
+# Processes at a time, and the files for which starting them pays.
+_AT_ONCE, _MANY = 8, 4096
 
 Identity = tuple[int, int, int, int, int]
 Contents = Mapping[tuple[int, int], bytes]
@@ -44,13 +48,8 @@ def open_source(place: bytes, entry: SourceEntry) -> int:
         SpecError: ``scan.changed``.
         TransportError: ``io.*``.
     """
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
     try:
-        try:
-            descriptor = os.open(place, flags | os.O_NOATIME)
-        except PermissionError:
-            # O_NOATIME is for the owner only.
-            descriptor = os.open(place, flags)
+        descriptor = open_file(place)
     except OSError as error:
         raise input_failure(error, place) from None
     try:
@@ -67,15 +66,11 @@ def check_unchanged(descriptor: int, place: bytes, entry: SourceEntry) -> None:
     Raises:
         SpecError: ``scan.changed`` (C8-13).
     """
-    now = os.fstat(descriptor)
-    if (now.st_dev, now.st_ino) != entry.inode:
-        raise changed(place, "was replaced")
-    if now.st_size != entry.size:
-        raise changed(place, f"went from {entry.size} to {now.st_size} bytes")
-    # Linking a file into another environment (uv does, from its cache) moves ctime and leaves the content alone.
-    linked = max(now.st_nlink, entry.nlink) > 1
-    if now.st_mtime_ns != entry.mtime_ns or (now.st_ctime_ns != entry.ctime_ns and not linked):
-        raise changed(place, "was written to")
+    how = difference(
+        os.fstat(descriptor), entry.dev, entry.ino, entry.size, entry.mtime_ns, entry.ctime_ns, entry.nlink
+    )
+    if how:
+        raise changed(place, how)
 
 
 def hash_source(place: bytes, entry: SourceEntry) -> bytes:
@@ -88,7 +83,7 @@ def hash_source(place: bytes, entry: SourceEntry) -> bytes:
     descriptor = open_source(place, entry)
     try:
         digest = hashlib.sha256()
-        while data := os.read(descriptor, _READ):
+        while data := os.read(descriptor, min(entry.size + 1, _READ)):
             digest.update(data)
         check_unchanged(descriptor, place, entry)
     except OSError as error:
@@ -161,8 +156,10 @@ def _hash_all(inodes: Sequence[_Inode], threads: int, emit: Emit) -> dict[Identi
     task = "compare files"
     emit(Event("start", task, total=sum(inode.entry.size for inode in inodes)))
     hashes: dict[Identity, bytes] = {}
-    with ThreadPoolExecutor(max(1, threads)) as pool:
-        for batch, digests in zip(_batches(inodes), pool.map(_hash_batch, _batches(inodes)), strict=True):
+    many = min(threads, _AT_ONCE) if threads > 1 and len(inodes) >= _MANY else 0
+    with Helpers(many) as helpers, ThreadPoolExecutor(many or max(1, threads)) as pool:
+        found = pool.map(lambda batch: _hash_batch(batch, helpers), _batches(inodes))
+        for batch, digests in zip(_batches(inodes), found, strict=True):
             hashes.update((inode.entry.identity, digest) for inode, digest in zip(batch, digests, strict=True))
             emit(Event("advance", task, sum(inode.entry.size for inode in batch)))
     emit(Event("done", task))
@@ -173,5 +170,7 @@ def _batches(inodes: Sequence[_Inode]) -> Iterable[Sequence[_Inode]]:
     return [inodes[start : start + _BATCH] for start in range(0, len(inodes), _BATCH)]
 
 
-def _hash_batch(inodes: Sequence[_Inode], read: Callable[[bytes, SourceEntry], bytes] = hash_source) -> list[bytes]:
-    return [read(inode.place, inode.entry) for inode in inodes]
+def _hash_batch(inodes: Sequence[_Inode], helpers: Helpers) -> list[bytes]:
+    digests = helpers.digests([(inode.place, *inode.entry.identity, inode.entry.nlink) for inode in inodes])
+    # Whatever went wrong goes wrong once more, and is said in our words, or does not matter.
+    return [digest or hash_source(inode.place, inode.entry) for inode, digest in zip(inodes, digests, strict=True)]
