@@ -144,6 +144,16 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
+@contextlib.contextmanager
+def _set_aside() -> Iterator[None]:
+    """What is planned stays until the end: the collector need not look through it again and again meanwhile."""
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
 class _Build:
     """One build in progress."""
 
@@ -184,12 +194,13 @@ class _Build:
         with _no_collection():
             plans = self._plans(add_licences(runtime, cuda), base)
         base.image.check_room([(plan.name, plan.content_size) for plan in plans], self.limits)
-        made = self._write(plans)
-        self._check_ratio(made.layers)
-        image, portable_only = self._image(base, made.layers), self._write(self._portable_plans(cuda))
-        with scratch_folder(self.out) as staging:
-            result = self._archives(image, base, made, portable_only, staging)
-            outputs.publish(staging, key, self.store.used)
+        with _set_aside():
+            made = self._write(plans)
+            self._check_ratio(made.layers)
+            image, portable_only = self._image(base, made.layers), self._write(self._portable_plans(cuda))
+            with scratch_folder(self.out) as staging:
+                result = self._archives(image, base, made, portable_only, staging)
+                outputs.publish(staging, key, self.store.used)
         return result
 
     def _write(self, plans: Sequence[LayerPlan]) -> _Made:

@@ -24,9 +24,9 @@ _ENOUGH = BLOCK // 4
 _RESYNC = 64
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Piece:
-    """Part of one entry in one block: its header, and ``size`` bytes of its content from ``start`` on.
+    """Part of one entry in one block: its header, and ``size`` bytes of its content from ``start`` on. Never changed.
 
     Attributes:
         header: header bytes, empty when an earlier block has them.
@@ -34,6 +34,7 @@ class Piece:
         last: the content ends here and is padded to whole tar records.
     """
 
+    # Not frozen: a frozen one takes twice as long to make, and each entry has one.
     header: bytes
     item: PlannedEntry | None = None
     start: int = 0
@@ -52,10 +53,10 @@ def recipes(plan: LayerPlan) -> Iterator[Recipe]:
     run: list[Piece] = []
     length = 0
     for item in plan.items:
-        header = encode_header(item.entry)
-        size = item.carries
+        entry = item.entry
+        header, size = encode_header(entry), entry.size
         needed = len(header) + (size + 511 & ~511 if size < BLOCK else 0)
-        if run and (length + needed > BLOCK or (length >= _ENOUGH and _resyncs(item.name))):
+        if run and (length + needed > BLOCK or (length >= _ENOUGH and _resyncs(entry.name))):
             yield tuple(run)
             run, length = [], 0
         if size < BLOCK:

@@ -112,9 +112,10 @@ class PlannedEntry:
     def entry(self) -> TarEntry:
         """Its tar entry, normalised."""
         source, normal, target = self.source, self.origin.normal, self.target
+        kind = source.kind if target is None else Kind.HARDLINK
         # By position: a plan of 300,000 entries makes twice as many of these.
         return TarEntry(
-            self.name, source.kind if target is None else Kind.HARDLINK, self.carries, source.mode,
+            self.name, kind, source.size if kind is Kind.FILE else 0, source.mode,
             source.uid if normal.uid is None else normal.uid,
             source.gid if normal.gid is None else normal.gid,
             normal.seconds(source.mtime_ns) * _SECOND, source.link if target is None else target.name,

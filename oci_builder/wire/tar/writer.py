@@ -6,6 +6,8 @@ building machine's), device fields of ordinary entries zero.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from oci_builder.wire.tar.entry import Kind, TarEntry
 from oci_builder.wire.tar.header import BLOCK, byte_sum
 from oci_builder.wire.tar.pax import XATTR, record
@@ -66,8 +68,13 @@ def padding(size: int) -> bytes:
 
 
 def _pax(records: dict[bytes, bytes]) -> bytes:
-    body = b"".join(record(key, records[key]) for key in sorted(records))
-    return _block(_PAX_NAME, b"", 0o644, 0, 0, len(body), 0, b"x", b"", 0, 0) + body + padding(len(body))
+    body = b"".join([record(key, records[key]) for key in sorted(records)])
+    return _pax_block(len(body)) + body + padding(len(body))
+
+
+@lru_cache(1024)
+def _pax_block(size: int) -> bytes:
+    return _block(_PAX_NAME, b"", 0o644, 0, 0, size, 0, b"x", b"", 0, 0)
 
 
 def _split(name: bytes) -> tuple[bytes, bytes | None]:
@@ -85,8 +92,9 @@ def _block(
     name: bytes, prefix: bytes, mode: int, uid: int, gid: int, size: int, mtime: int, kind: bytes, link: bytes,
     major: int, minor: int,
 ) -> bytes:  # fmt: skip
-    fields = b"%07o\0%07o\0%07o\0%011o\0%011o\0" % (mode, uid, gid, size, mtime)
-    numbers, total = _NO_DEVICE, _ALWAYS + _NO_DEVICE_SUM + byte_sum(name + fields + kind + link)
+    fields, total = _numbers(mode, uid, gid, size, mtime)
+    numbers = _NO_DEVICE
+    total += _ALWAYS + _NO_DEVICE_SUM + byte_sum(name + kind + link)
     if prefix:
         total += byte_sum(prefix)
     if major or minor:
@@ -95,3 +103,11 @@ def _block(
     return b"%b%b%06o\0 %b%b%b%b%b" % (
         name.ljust(100, b"\0"), fields, total, kind, link.ljust(100, b"\0"), _MAGIC, numbers, prefix.ljust(167, b"\0"),
     )  # fmt: skip
+
+
+# Links and folders, half of a layer's entries, have size 0 and a few modes.
+@lru_cache(4096)
+def _numbers(mode: int, uid: int, gid: int, size: int, mtime: int) -> tuple[bytes, int]:
+    """The number fields and the sum of their bytes."""
+    fields = b"%07o\0%07o\0%07o\0%011o\0%011o\0" % (mode, uid, gid, size, mtime)
+    return fields, byte_sum(fields)
