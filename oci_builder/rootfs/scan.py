@@ -169,15 +169,14 @@ class _Scan:
         return self.entries
 
     def _directory(self, descriptor: int, above: bytes, depth: int, device: int) -> None:
-        here = self.prefix + above
+        path = above
         try:
             with os.scandir(descriptor) as found:
-                children = sorted((os.fsencode(child.name), child) for child in found)
+                children = sorted([(os.fsencode(child.name), child) for child in found])
             for name, child in children:
                 path = above + name
                 if self.policy.exclude and self._excluded(path):
                     continue
-                here = self.prefix + path
                 status = child.stat(follow_symlinks=False)
                 if stat.S_ISSOCK(status.st_mode):
                     self._notice("scan.socket", path)
@@ -190,7 +189,7 @@ class _Scan:
                 elif self._admit(entry, name):
                     self.entries.append(entry)
         except OSError as error:
-            raise input_failure(error, here) from None
+            raise input_failure(error, self.prefix + path) from None
         if len(self.entries) > self.limits.entries:
             raise PolicyError(
                 "limit.entries", f"{show(str(self.root))} has over {self.limits.entries} entries; raise limits.entries",
@@ -213,12 +212,13 @@ class _Scan:
             os.close(descriptor)
 
     def _entry(self, path: bytes, found: os.stat_result, parent: int = -1) -> SourceEntry:
-        kind = _KINDS[found.st_mode & 0o170000]
+        full, dev = found.st_mode, found.st_dev
+        kind, mode = _KINDS[full & 0o170000], full & 0o7777
         share = self.numbers.setdefault
-        mode = share(found.st_mode & 0o7777, found.st_mode & 0o7777)
+        mode = share(mode, mode)
         entry = SourceEntry(
             path, kind, mode, found.st_uid, found.st_gid, 0,
-            found.st_mtime_ns, found.st_ctime_ns, share(found.st_dev, found.st_dev), found.st_ino, found.st_nlink,
+            found.st_mtime_ns, found.st_ctime_ns, share(dev, dev), found.st_ino, found.st_nlink,
         )  # fmt: skip
         if kind is Kind.FILE:
             entry.size = found.st_size
