@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from oci_builder.cache import PruneOptions, prune_cache, show_cache
+from oci_builder.cache.contents import _AREAS
 from oci_builder.model.errors import SpecError
 from oci_builder.payload.tidy import LOCK, note_use, tidy
 from tests.cache.lab import ALL, built, staged_tree
@@ -80,6 +81,13 @@ def test_a_project_that_is_named_by_mistake_loses_nothing(tmp_path: Path, names:
         prune_cache(tmp_path, ALL)
     assert all(path.read_bytes() == b"mine" for path in files)
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted({"build.sqlite", "main.c", *(n.split("/")[0] for n in names)})
+
+
+@pytest.mark.parametrize("names", [(), ("stages",), sorted(_AREAS)], ids=len)
+def test_a_folder_that_could_become_a_cache_is_an_empty_one(tmp_path: Path, names: Sequence[str]) -> None:
+    for name in names:
+        (tmp_path / name).mkdir()
+    assert (show_cache(tmp_path).holdings, prune_cache(tmp_path, ALL).removed) == ([], [])
 
 
 def test_what_a_cache_shares_its_folder_with_is_named_and_left(place: Path) -> None:
