@@ -32,10 +32,16 @@ def settle_overlaps(env: Path, archives: Mapping[str, Path]) -> list[str]:
         OSError: the disk.
     """
     site = next((f"lib/{path.parent.name}/site-packages" for path in sorted(env.glob("lib/python*/site-packages"))), "")
+    # Twice over all names, and their hashes only are kept: of a real tier's 100,000 few have two owners.
+    seen, twice = set[int](), set[int]()
+    for archive in archives.values():
+        for name, _ in _files(archive, site):
+            (twice if hash(name) in seen else seen).add(hash(name))
     owners: dict[str, dict[str, Path | None]] = {}
-    for package, archive in sorted(archives.items()):
+    for package, archive in sorted(archives.items()) if twice else ():
         for name, source in _files(archive, site):
-            owners.setdefault(name, {})[package] = source
+            if hash(name) in twice:
+                owners.setdefault(name, {})[package] = source
     told: dict[tuple[str, ...], list[str]] = {}
     for name, found in sorted(owners.items()):
         if len(found) > 1 and (env / name).is_file() and _differ(env / name, list(found.values())):
