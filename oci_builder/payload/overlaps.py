@@ -37,7 +37,7 @@ def settle_overlaps(env: Path, archives: Mapping[str, Path]) -> list[str]:
     for archive in archives.values():
         for name, _ in _files(archive, site):
             (twice if hash(name) in seen else seen).add(hash(name))
-    owners: dict[str, dict[str, Path | None]] = {}
+    owners: dict[str, dict[str, Path | str]] = {}
     for package, archive in sorted(archives.items()) if twice else ():
         for name, source in _files(archive, site):
             if hash(name) in twice:
@@ -49,11 +49,11 @@ def settle_overlaps(env: Path, archives: Mapping[str, Path]) -> list[str]:
     return [_line(packages, names) for packages, names in told.items()]
 
 
-def _differ(place: Path, sources: list[Path | None]) -> bool:
+def _differ(place: Path, sources: list[Path | str]) -> bool:
     """Whether the packages differ about a file; the last one's is put there, unless uv writes it itself."""
-    known = [source for source in sources if source is not None]
+    known = [source for source in sources if isinstance(source, Path)]
     if len(known) < len(sources):
-        return True
+        return len(set(sources)) > 1
     if not place.samefile(known[-1]):
         fresh = place.with_name(f".{place.name}.settled")
         fresh.unlink(missing_ok=True)
@@ -74,15 +74,15 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:_SHOWN]) + more
 
 
-def _files(archive: Path, site: str) -> Iterator[tuple[str, Path | None]]:
-    """Place in an environment of each file of an unpacked wheel, and the file; None for what uv writes itself."""
+def _files(archive: Path, site: str) -> Iterator[tuple[str, Path | str]]:
+    """Place in an environment of each file of an unpacked wheel, and the file; of a launcher, what it calls."""
     schemes = {"purelib": site, "platlib": site, "data": "", "scripts": "bin"}
     for parent, _folders, files in os.walk(archive):
         below = os.path.relpath(parent, archive)
         first, _, rest = below.partition("/")
         if first.endswith(".dist-info"):
             if below == first and "entry_points.txt" in files:
-                yield from ((f"bin/{name}", None) for name in _scripts(Path(parent, "entry_points.txt")))
+                yield from _launchers(Path(parent, "entry_points.txt"))
             continue
         target = posixpath.join(site, below)
         if first.endswith(".data"):
@@ -92,14 +92,17 @@ def _files(archive: Path, site: str) -> Iterator[tuple[str, Path | None]]:
             target = posixpath.join(schemes[scheme], inner)
         for name in files:
             place = posixpath.normpath(posixpath.join(target, name))
-            yield place, None if place.startswith("bin/") else Path(parent, name)
+            # uv may change a script, as it gives it its interpreter: as good as one of its own.
+            yield place, f"{archive}/{name}" if place.startswith("bin/") else Path(parent, name)
 
 
-def _scripts(place: Path) -> list[str]:
+def _launchers(place: Path) -> Iterator[tuple[str, str]]:
     read = configparser.ConfigParser(delimiters=("=",), strict=False, interpolation=None)
     read.optionxform = str  # type: ignore[assignment,method-assign]
     try:
         read.read_string(place.read_text(encoding="utf-8", errors="replace"))
     except configparser.Error:
-        return []
-    return [name for kind in ("console_scripts", "gui_scripts") if read.has_section(kind) for name in read[kind]]
+        return
+    for kind in ("console_scripts", "gui_scripts"):
+        for name, called in read[kind].items() if read.has_section(kind) else ():
+            yield f"bin/{name}", "".join(called.split("[")[0].split())

@@ -77,8 +77,9 @@ def test_the_same_content_needs_no_word(install: Callable[..., tuple[Path, list[
 
 
 def test_launchers_of_one_name_are_told(install: Callable[..., tuple[Path, list[str]]]) -> None:
-    packages = {n: {f"{n}.py": "", f"{n}-1.dist-info/entry_points.txt": f"[console_scripts]\nrun = {n}:main\n"} for n in "ab"}
-    _, told = install(packages)
+    """Not where they call the same thing, as mlflow's and mlflow-skinny's."""
+    points = {n: f"[console_scripts]\nrun = {n}:main\nsame= shared.cli : main [x]\n" for n in "ab"}
+    _, told = install({n: {f"{n}.py": "", f"{n}-1.dist-info/entry_points.txt": text} for n, text in points.items()})
     assert told == ["a, b each bring 'bin/run': which launcher stands there is left to chance, omit one of them"]
 
 
