@@ -5,10 +5,21 @@ Sources: image-spec descriptor.md, manifest.md, image-index.md, config.md; docke
 
 from __future__ import annotations
 
+import calendar
 from functools import cache
 from typing import Annotated, Any, TypeVar, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, StrictInt, StrictStr, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictInt,
+    StrictStr,
+    ValidationError,
+)
 from pydantic_core import PydanticCustomError
 
 from oci_builder.model import media
@@ -32,8 +43,23 @@ DIGEST_ERROR = "json_digest"
 DigestField = Annotated[str, BeforeValidator(digest_value)]
 Size = Annotated[StrictInt, Field(ge=0)]
 MediaType = Annotated[StrictStr, Field(pattern=_MEDIA_TYPE)]
+
+
+def time_value(text: str) -> str:
+    """Refuse a day or time that no calendar or clock has (``ValueError``); the form was looked at before."""
+    month, day, hour, minute, second = (int(text[at : at + 2]) for at in (5, 8, 11, 14, 17))
+    zone = (0, 0) if text.endswith("Z") else (int(text[-5:-3]), int(text[-2:]))
+    days = calendar.mdays[month] + (month == 2 and calendar.isleap(int(text[:4]))) if month <= 12 else 0
+    # Offsets of 24 hours and 60 minutes are taken by Go on purpose.
+    if not 1 <= day <= days or hour > 23 or minute > 59 or second > 59 or zone[0] > 24 or zone[1] > 60:
+        raise ValueError("there is no such day or time")
+    return text
+
+
 # Of RFC 3339, what Go's decoder takes: it refuses the whole document for another one.
-Time = Annotated[StrictStr, Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)$")]
+_TWO = "[0-9]{2}"
+_TIME = rf"^{_TWO}{_TWO}-{_TWO}-{_TWO}T{_TWO}:{_TWO}:{_TWO}(\.[0-9]+)?(Z|[+-]{_TWO}:{_TWO})$"
+Time = Annotated[StrictStr, Field(pattern=_TIME), AfterValidator(time_value)]
 # A set of words, as Go writes one.
 Words = dict[StrictStr, dict[str, Any] | None]
 
@@ -95,8 +121,22 @@ class Index(Document):
     annotations: dict[StrictStr, StrictStr] | None = None
 
 
+class Healthcheck(Document):
+    """How Docker asks whether a container is well; times in nanoseconds (moby, HealthcheckConfig)."""
+
+    test: tuple[StrictStr, ...] | None = Field(default=None, alias="Test")
+    interval: StrictInt | None = Field(default=None, alias="Interval")
+    timeout: StrictInt | None = Field(default=None, alias="Timeout")
+    start_period: StrictInt | None = Field(default=None, alias="StartPeriod")
+    start_interval: StrictInt | None = Field(default=None, alias="StartInterval")
+    retries: StrictInt | None = Field(default=None, alias="Retries")
+
+
 class RunConfig(Document):
-    """The ``config`` object of an image config: how a container of it starts (config.md)."""
+    """The ``config`` object of an image config: how a container of it starts (config.md).
+
+    What only Docker reads is here too: it loads no image in which one of these is of another type (moby, Config).
+    """
 
     env: tuple[StrictStr, ...] | None = Field(default=None, alias="Env")
     entrypoint: tuple[StrictStr, ...] | None = Field(default=None, alias="Entrypoint")
@@ -108,6 +148,19 @@ class RunConfig(Document):
     volumes: Words | None = Field(default=None, alias="Volumes")
     stop_signal: StrictStr | None = Field(default=None, alias="StopSignal")
     args_escaped: StrictBool | None = Field(default=None, alias="ArgsEscaped")
+    hostname: StrictStr | None = Field(default=None, alias="Hostname")
+    domainname: StrictStr | None = Field(default=None, alias="Domainname")
+    image: StrictStr | None = Field(default=None, alias="Image")
+    attach_stdin: StrictBool | None = Field(default=None, alias="AttachStdin")
+    attach_stdout: StrictBool | None = Field(default=None, alias="AttachStdout")
+    attach_stderr: StrictBool | None = Field(default=None, alias="AttachStderr")
+    tty: StrictBool | None = Field(default=None, alias="Tty")
+    open_stdin: StrictBool | None = Field(default=None, alias="OpenStdin")
+    stdin_once: StrictBool | None = Field(default=None, alias="StdinOnce")
+    on_build: tuple[StrictStr, ...] | None = Field(default=None, alias="OnBuild")
+    stop_timeout: StrictInt | None = Field(default=None, alias="StopTimeout")
+    shell: StrictStr | tuple[StrictStr, ...] | None = Field(default=None, alias="Shell")
+    healthcheck: Healthcheck | None = Field(default=None, alias="Healthcheck")
 
 
 class RootFS(Document):
@@ -129,7 +182,7 @@ class History(Document):
 
 
 class ImageConfig(Document):
-    """An image config (config.md)."""
+    """An image config (config.md), and what Docker keeps beside it."""
 
     architecture: StrictStr
     os: StrictStr
@@ -141,6 +194,12 @@ class ImageConfig(Document):
     config: RunConfig | None = None
     rootfs: RootFS
     history: tuple[History, ...] | None = None
+    id: StrictStr | None = None
+    parent: StrictStr | None = None
+    comment: StrictStr | None = None
+    container: StrictStr | None = None
+    container_config: dict[str, Any] | None = None
+    docker_version: StrictStr | None = None
 
 
 class DockerArchiveItem(Document):

@@ -21,6 +21,8 @@ MEMBER_OVERHEAD = HEADER_SIZE + TRAILER_SIZE
 # The most bytes of one stored block.
 _STORED = 0xFFFF
 _FHCRC, _FEXTRA, _FNAME, _FCOMMENT, _RESERVED = 2, 4, 8, 16, 0xE0
+# The longest name or comment, its NUL counted, that Go's reader takes: it refuses the whole stream for a longer one.
+_MOST_TEXT = 512
 # The longest header accepted: FEXTRA's own bound plus room for a name and a comment.
 MAX_HEADER = 128 << 10
 
@@ -82,7 +84,7 @@ def parse_header(head: bytes | memoryview, at: int, where: str) -> GzipHeader | 
         where: what is read, for messages.
 
     Raises:
-        FormatError: ``gzip.header`` (magic, method, reserved flags, header CRC, a header over 128 KiB).
+        FormatError: ``gzip.header`` (magic, method, reserved flags, header CRC, a name or comment over 511 bytes).
     """
     head = bytes(head[: MAX_HEADER + 1])
     if not MAGIC.startswith(head[:2]):
@@ -111,10 +113,10 @@ def is_our_member(head: bytes | memoryview) -> bool:
 def _finish(head: bytes, size: int, flags: int, member: int | None, at: int, where: str) -> GzipHeader | None:
     for flag in (_FNAME, _FCOMMENT):
         if flags & flag:
-            end = head.find(b"\0", size)
+            end = head.find(b"\0", size, size + _MOST_TEXT)
             if end < 0:
-                if len(head) > MAX_HEADER:
-                    raise _bad(f"a header of more than {MAX_HEADER} bytes", at, where)
+                if len(head) >= size + _MOST_TEXT:
+                    raise _bad(f"a name or comment of {_MOST_TEXT} bytes or more, which Go refuses", at, where)
                 return None
             size = end + 1
     if flags & _FHCRC:
