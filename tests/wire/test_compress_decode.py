@@ -163,6 +163,9 @@ def test_c9_05_junk_after_the_last_frame(junk: bytes) -> None:
         (b"\x1f\x8b\x08\x80" + bytes(20), "gzip.header"),
         (b"PK\x03\x04" + bytes(20), "gzip.header"),
         (b"\x1f\x8b\x08\x08" + bytes(6) + b"n" * 200_000, "gzip.header"),
+        (b"\x1f\x8b\x08\x08" + bytes(6) + b"n" * 512 + b"\0", "gzip.header"),
+        (b"\x1f\x8b\x08\x18" + bytes(6) + b"n\0" + b"c" * 512 + b"\0", "gzip.header"),
+        (b"\x1f\x8b\x08\x08" + bytes(6) + b"n" * 511, "gzip.truncated"),
         (b"\x1f\x8b\x08\x02" + bytes(6) + b"\x01\x02" + bytes(20), "gzip.header"),
         (b"\x1f\x8b\x08\x00" + bytes(6) + b"\xff" * 20, "gzip.data"),
     ],
@@ -174,7 +177,7 @@ def test_gzip_headers_that_no_writer_makes(head: bytes, code: str) -> None:
 def test_foreign_gzip_with_every_header_field_is_read() -> None:
     packer = zlib.compressobj(6, zlib.DEFLATED, -15)
     raw = packer.compress(TEXT) + packer.flush()
-    head = b"\x1f\x8b\x08\x1f" + b"\x01\x02\x03\x04\x02\x03" + b"\x06\0AB\x02\0xy" + b"name\0" + b"comment\0"
+    head = b"\x1f\x8b\x08\x1f" + b"\x01\x02\x03\x04\x02\x03" + b"\x06\0AB\x02\0xy" + b"n" * 511 + b"\0comment\0"
     head += struct.pack("<H", zlib.crc32(head) & 0xFFFF)
     blob = head + raw + struct.pack("<II", zlib.crc32(TEXT), len(TEXT))
     assert outcome(blob + gzip.compress(TEXT), "gzip") == (TEXT * 2, "")
