@@ -108,6 +108,16 @@ def test_a_full_standard_output_is_an_error(quick: Built) -> None:
     assert done.returncode not in (0, 1) and b"Traceback" not in done.stderr
 
 
+def test_an_error_that_nobody_can_be_told_keeps_its_status() -> None:
+    """Standard error on a full disk, or its reader gone: what is left is the exit status."""
+    read, write = os.pipe()
+    os.close(read)
+    for target in (write, os.open("/dev/full", os.O_WRONLY)):
+        done = subprocess.run([*START, "verify", "no-such-archive"], stdout=subprocess.PIPE, stderr=target, cwd=ROOT)
+        os.close(target)
+        assert done.returncode == 2
+
+
 @pytest.mark.parametrize("progress", ["json", "bars", "none"])
 def test_progress_that_nobody_reads_any_more_is_no_error(quick: Built, tmp_path: Path, progress: str) -> None:
     """The reader of standard error goes away, or the disk of a log is full: the work goes on, and its result is good."""

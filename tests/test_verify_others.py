@@ -131,6 +131,14 @@ def test_what_other_platforms_lack_is_a_warning(edit: Callable[[Members], Member
     assert {f.code for f in verify_archives([path]).findings} & {"media.foreign", "archive.missing"}
 
 
+@pytest.mark.parametrize("what", ["config", "layers__0"])
+def test_c3_20_other_places_of_a_blob_are_a_warning(what: str, tmp_path: Path) -> None:
+    """We never fetch from them; skopeo and podman do, whatever the blob is."""
+    edit = with_(**{f"{what}__urls": ["http://169.254.169.254/x"]})
+    report = verify_archives([write(tmp_path / "a.tar", Lab(edit_manifest=edit).oci())])
+    assert report.ok and [f.actual for f in report.findings if f.code == "media.foreign"] == ["'http://169.254.169.254/x'"]
+
+
 def test_the_platform_that_is_asked_for_may_lack_nothing(tmp_path: Path) -> None:
     edit = other({"os": "linux", "architecture": "arm64"}, keep=False)
     path = write(tmp_path / "a.tar", Lab(edit_members=edit).oci())

@@ -15,12 +15,12 @@ from oci_builder.cli.common import (
     accept_settings,
     exit_statuses,
     hide_in_tracebacks,
-    open_standard_streams,
 )
 from oci_builder.cli.images import IMAGE_COMMANDS
 from oci_builder.cli.payload import PAYLOAD_COMMANDS
 from oci_builder.cli.releases import RELEASE_COMMANDS
 from oci_builder.cli.stages import STAGE_COMMANDS
+from oci_builder.cli.streams import open_standard_streams
 
 __all__ = ["cli", "main"]
 

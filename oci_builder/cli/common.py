@@ -111,18 +111,6 @@ def accept_settings(command: click.Command) -> click.Command:
     return command
 
 
-def open_standard_streams() -> None:
-    """Give every closed standard stream /dev/null: the next file that is opened would take its number."""
-    for number in range(3):
-        try:
-            os.fstat(number)
-        except OSError:
-            # The lowest free number is this one. Programs that are started have it too.
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
-    sys.stdout = sys.stdout or open(os.devnull, "w")
-    sys.stderr = sys.stderr or open(os.devnull, "w")
-
-
 PLATFORM = click.option(
     "--platform", default="linux/amd64", show_default=True, metavar="OS/ARCH", help="Which image of an index.",
     callback=lambda _context, _option, text: check_platform_name(text),

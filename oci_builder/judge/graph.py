@@ -79,6 +79,9 @@ class Graph:
         """The blob of a descriptor; what does not agree becomes findings. None when it is missing."""
         with self.findings.collecting():
             check_embedded(descriptor, where)
+        if descriptor.urls:
+            message = "its descriptor names places to fetch it from; we never do, but skopeo and podman prefer them"
+            self.findings.warn("media.foreign", where, message, actual=show(descriptor.urls[0][:200]))
         member = self.member(descriptor.id.blob_path)
         if member is None:
             judge = self.findings.judge(needed)

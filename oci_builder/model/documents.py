@@ -49,7 +49,7 @@ def time_value(text: str) -> str:
     """Refuse a day or time that no calendar or clock has (``ValueError``); the form was looked at before."""
     month, day, hour, minute, second = (int(text[at : at + 2]) for at in (5, 8, 11, 14, 17))
     zone = (0, 0) if text.endswith("Z") else (int(text[-5:-3]), int(text[-2:]))
-    days = calendar.mdays[month] + (month == 2 and calendar.isleap(int(text[:4]))) if month <= 12 else 0
+    days = calendar.monthrange(int(text[:4]), month)[1] if 1 <= month <= 12 else 0
     # Offsets of 24 hours and 60 minutes are taken by Go on purpose.
     if not 1 <= day <= days or hour > 23 or minute > 59 or second > 59 or zone[0] > 24 or zone[1] > 60:
         raise ValueError("there is no such day or time")
