@@ -17,10 +17,9 @@ from oci_builder.model.events import Emit, Event, silent
 from oci_builder.model.gates import TrustPolicy
 from oci_builder.model.limits import DEFAULT_LIMITS
 from oci_builder.model.receipts import DOCKER, OCI, PORTABLE, Check, Receipt
-from oci_builder.model.redact import redact
 from oci_builder.model.spec import Spec, load_spec
 from oci_builder.release.bills import Naming, bills, file_name
-from oci_builder.release.files import read_file, replace_file
+from oci_builder.release.files import hide, read_file, replace_file
 from oci_builder.release.folder import ReleaseFolder, spec_sha256
 from oci_builder.release.host import engine_name, new_attempt, stamp, this_host, tool_versions, utc_now
 from oci_builder.release.materials import materials
@@ -142,7 +141,7 @@ def _spec_file(path: Path, emit: Emit) -> dict[str, bytes]:
     """The spec as it was built, unless it holds what may be a credential: then it stays where it is."""
     data = read_file(path, DEFAULT_LIMITS.document)
     text = data.decode("utf-8", "replace")
-    if redact(text) != text:
+    if hide(text) != text:
         emit(Event("note", "record", message=f"{path.name} may hold a credential and is not kept with the release"))
         return {}
     return {SPEC: data}

@@ -10,8 +10,7 @@ from typing import Any
 
 from oci_builder.model.errors import CheckFailed, SpecError, show
 from oci_builder.model.gates import Gate, TrustPolicy
-from oci_builder.model.redact import redact_value
-from oci_builder.release.files import write_result
+from oci_builder.release.files import hide, write_result
 from oci_builder.release.folder import ReleaseFolder
 from oci_builder.release.page import render
 from oci_builder.release.receipts import judge
@@ -45,7 +44,7 @@ def report_data(
         "receipts": [_receipt(n, d, policy, now, release.subjects()) for n, d in release.envelopes().items()],
     }
     # A folder of others may hold what ours never does: it was searched before it was recorded.
-    return {name: redact_value(value) for name, value in data.items()}
+    return {name: hide(value) for name, value in data.items()}
 
 
 def _files(release: ReleaseFolder, policy: TrustPolicy, now: datetime) -> dict[str, str]:

@@ -36,13 +36,16 @@ _ASSIGNED = re.compile(
     re.IGNORECASE,
 )
 _SECRET_KEY = re.compile(rf".*{_NAMES}\Z", re.IGNORECASE | re.DOTALL)
-_SHAPES = re.compile(
-    r"\b(?:hf_[A-Za-z0-9]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_[A-Za-z0-9_]{20,}|npm_[A-Za-z0-9]{30,}"
+_SHAPE = (
+    r"(?:hf_[A-Za-z0-9]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_[A-Za-z0-9_]{20,}|npm_[A-Za-z0-9]{30,}"
     r"|xox[abeoprs]-[A-Za-z0-9-]{10,}|(?:AKIA|ASIA)[A-Z0-9]{16}|AIza[A-Za-z0-9_-]{30,}|a[ks]-[A-Za-z0-9]{20,}|nvapi-[A-Za-z0-9_-]{20,}"
     r"|AGE-SECRET-KEY-1[A-Z0-9]{20,}|SG\.[A-Za-z0-9_-]{16,}\.[A-Za-z0-9_-]{16,}|hooks\.slack\.com/services/T[A-Za-z0-9/]{20,}"
     r"|AccountKey=[A-Za-z0-9+/=]{20,}|LS0tLS1CRUdJTi[A-Za-z0-9+/=]{20,}"
     r"|pypi-[A-Za-z0-9_-]{40,}|sk_live_[A-Za-z0-9]{20,}|glpat-[A-Za-z0-9_-]{20,}|sk-[A-Za-z0-9_-]{20,}|eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,})"
 )
+_SHAPES = re.compile(rf"\b{_SHAPE}")
+# Behind what is quoted, as in pkg:pypi/name@1.0%2Bhf_...
+_QUOTED_SHAPES = re.compile(rf"(?<=%[0-9A-Fa-f]{{2}}){_SHAPE}")
 _PEM = re.compile(
     r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY(?: BLOCK)?-----.*?(?:-----END [A-Z ]{0,40}PRIVATE KEY(?: BLOCK)?-----|\Z)",
     re.DOTALL,
@@ -80,6 +83,8 @@ def redact(text: str, secrets: Iterable[str] = ()) -> str:
     for marks, rule in _RULES:
         if any(mark in text for mark in marks):
             text = rule.sub(rf"\g<head>{MASK}", text)
+    if "%" in text:
+        text = _QUOTED_SHAPES.sub(MASK, text)
     return _SHAPES.sub(MASK, text)
 
 

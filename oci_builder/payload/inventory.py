@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping
 from email.message import Message
@@ -11,7 +12,7 @@ from email.parser import BytesHeaderParser
 from pathlib import Path
 from typing import Any
 
-from oci_builder.model.redact import redact_url
+from oci_builder.model.redact import redact, redact_url, secret_values
 from oci_builder.payload.names import normalize
 from oci_builder.payload.uv_cache import Origin
 
@@ -38,12 +39,15 @@ def inventory(
         listed: what its list or lock says of each package, see ``from_requirements`` and ``from_lock``.
         origins: the file of each package, where it is known (``uv_cache.origins``).
     """
+    known = secret_values(os.environ)
     found = sorted(distributions(env), key=lambda item: (item["name"], item["version"]))
     for item in found:
         item.update(listed.get(item["name"], {}))
         origin = (origins or {}).get(item["name"])
         if origin is not None:
             item.update(_of_file(origin, item))
+        # It goes into the image, where everybody can read it.
+        item["source"] = redact(str(item["source"]), known)
     return {"tier": tier, "packages": found, "omitted": dict(sorted(omitted.items()))}
 
 

@@ -9,11 +9,19 @@ import stat
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from oci_builder.model.errors import ConflictError, OciBuilderError, SpecError, TransportError, disk_code, show
+from oci_builder.model.redact import redact_value, secret_values
 from oci_builder.store.locks import alone_in
 from oci_builder.store.writeback import sync
+
+
+def hide(value: Any) -> Any:
+    """A JSON-able value for a document that others will read: without what looks like a credential, or is one in this
+    process's environment, whatever it looks like.
+    """
+    return redact_value(value, secret_values(os.environ))
 
 
 def io_error(error: OSError, path: Path | str) -> TransportError:

@@ -20,6 +20,7 @@ from oci_builder.model.jsontext import load_json
 from oci_builder.model.redact import redact_url
 from oci_builder.payload.inventory import licence
 from oci_builder.payload.names import normalize
+from oci_builder.release.files import hide
 from oci_builder.release.system import system_packages, wants_system
 from oci_builder.release.walk import Data, Walk, walk
 from oci_builder.transports.wanted import WantedImage
@@ -268,7 +269,7 @@ def _interpreters(files: Mapping[bytes, bytes]) -> Iterator[tuple[str, str]]:
 
 def inventory_bytes(inventory: Mapping[str, Any]) -> bytes:
     """An inventory as a file of a release folder."""
-    return json.dumps(inventory, indent=1, sort_keys=True, ensure_ascii=False).encode() + b"\n"
+    return json.dumps(hide(inventory), indent=1, sort_keys=True, ensure_ascii=False).encode() + b"\n"
 
 
 __all__ = ["Contents", "inventory_bytes", "read_packages"]

@@ -12,8 +12,9 @@ from oci_builder.model.errors import OciBuilderError, SpecError, show
 from oci_builder.model.gates import TrustPolicy
 from oci_builder.model.jsontext import dump_json, load_json
 from oci_builder.model.receipts import STATEMENT_TYPE, Envelope, parse_closed, parse_time, refuse_folded
-from oci_builder.model.redact import redact_url, redact_value
+from oci_builder.model.redact import redact_url
 from oci_builder.model.spec import RegistryBase, Spec
+from oci_builder.release.files import hide
 from oci_builder.release.receipts import (
     CLOCK_SKEW,
     RECORD_STAGE,
@@ -93,13 +94,13 @@ def provenance(
         "_type": STATEMENT_TYPE,
         "subject": [{"name": n, "digest": {"sha256": s}} for n, s in sorted(subjects.items())],
         "predicateType": PREDICATE_TYPE,
-        "predicate": {"buildDefinition": _definition(spec, materials, unpinned), "runDetails": _details(run)},
+        "predicate": hide({"buildDefinition": _definition(spec, materials, unpinned), "runDetails": _details(run)}),
     }
     return dump_json(value)
 
 
 def _definition(spec: Spec, materials: Sequence[Material], unpinned: Sequence[str]) -> dict[str, Any]:
-    parameters = redact_value(spec.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"gates"}))
+    parameters = spec.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"gates"})
     return {
         "buildType": BUILD_TYPE,
         "externalParameters": {"spec": parameters},

@@ -7,6 +7,7 @@ time is the spec's epoch.
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -24,6 +25,7 @@ from packageurl import PackageURL
 from oci_builder import __version__
 from oci_builder.model.errors import FormatError
 from oci_builder.model.jsontext import dump_json
+from oci_builder.release.files import hide
 from oci_builder.release.packages import Contents
 
 SUFFIX = ".cdx.json"
@@ -108,7 +110,10 @@ def _document(
         ),
     )  # fmt: skip
     bom.register_dependency(about, components)
-    return JsonV1Dot6(bom).output_as_string(indent=1).encode() + b"\n"
+    text = JsonV1Dot6(bom).output_as_string(indent=1)
+    value = json.loads(text)
+    shown = hide(value)  # names, versions and places are the packages' own words
+    return (text if shown == value else json.dumps(shown, indent=1)).encode() + b"\n"
 
 
 def _identity(package: Mapping[str, Any]) -> str:
