@@ -4,8 +4,8 @@
     python3 check_runtime.py [--imports] [--gpu] [--cluster] [--tier NAME]... [--json FILE] [--prefix DIR]
 
 Without options: the host (Linux x86_64, glibc, driver, compiler, memory for collectives) and the installation.
-``--imports`` imports every tier, ``--gpu`` runs the checks on this node's GPUs (zero GPUs is a failure), ``--cluster``
-asks every node of the running Ray cluster whether it has the same runtime under the same absolute path.
+``--imports`` imports every tier, ``--gpu`` runs the checks on all visible GPUs (zero is a failure), ``--cluster`` asks
+every node of the running Ray cluster whether it has the same runtime under the same absolute path.
 What a build left out is named as skipped, with its reason. Python 3.10 or later, standard library only.
 Exit status: 0 nothing failed, 1 a check said no, 2 wrong arguments.
 """
@@ -56,16 +56,16 @@ def collect(options: argparse.Namespace) -> list[Row]:
         found, count = gpu_rows(prefix)
         rows += found
         stages = ["single", "nccl"] if count > 1 else ["single"]
-        rows += shipped(prefix, usable, stages, "") if usable and count else []
+        rows += shipped(prefix, usable, stages, "", count) if usable and count else []
     if options.cluster:
         rows += cluster_rows(prefix)
     return rows
 
 
-def shipped(prefix: Path, tiers: Sequence[str], stages: Sequence[str], only: str) -> list[Row]:
+def shipped(prefix: Path, tiers: Sequence[str], stages: Sequence[str], only: str, gpus: int = 0) -> list[Row]:
     """Their rows, or one that says why they could not be run: no folder for temporary files, a full disk."""
     try:
-        return shipped_rows(prefix, tiers, stages, only)
+        return shipped_rows(prefix, tiers, stages, only, gpus)
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         return [row("checks", False, f"they cannot be run here: {error}")]
 

@@ -1,7 +1,8 @@
 """Fixtures of the checks' tests.
 
-``OCI_BUILDER_TORCH`` names a folder of packages with torch and transformers for this Python, such as the site-packages
-of a built tier; then the negative controls run too, on the CPU.
+The controls that need torch run on the CPU in a Debian that has it (``test_in_debian.py``). ``OCI_BUILDER_TORCH`` names a
+folder of packages with torch and transformers for this Python, such as the site-packages of a built tier; then they run
+here, too.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 from pathlib import Path
@@ -204,10 +203,3 @@ def test_an_absent_driver_linked_module_is_not_deferred(monkeypatch: pytest.Monk
 def test_prompts_are_the_same_everywhere() -> None:
     assert checkpoint.prompts(1, 4, seed=1) == checkpoint.prompts(1, 4, seed=1)
     assert checkpoint.prompts(1, 4, seed=1) != checkpoint.prompts(1, 4, seed=2)
-
-
-@pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="needs torch and transformers")
-def test_the_tiny_checkpoint_learns_on_a_cpu(tmp_path: Path) -> None:
-    result = Result()
-    training.train(result, checkpoint.make_checkpoint(tmp_path), "cpu", "sdpa")
-    assert result.outcome == "pass", result.reasons

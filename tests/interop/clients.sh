@@ -4,20 +4,14 @@
 #   clients.sh make ROOT            build ROOT unless it is there and complete (about 1 GB)
 #   clients.sh run ROOT CMD [ARG…]  replace this process by CMD inside ROOT
 #
-# Needs root, mmdebstrap, and a Debian mirror: the one that this machine's own apt uses. Exit status 3 says that the
-# machine cannot do it; the reason is on standard error.
+# What it needs, and its exit status 3: see tests/lab/debian_root.sh.
 set -euo pipefail
 
 PACKAGES=apptainer,buildah,ca-certificates,containerd,crane,crun,docker-cli,docker.io,podman,runc,skopeo,umoci
 RECIPE="2 $PACKAGES" # another number or list: made anew
 
-unable() { echo "clients: $*" >&2; exit 3; }
-
-# The first source labelled Debian, as apt itself resolves its configuration.
-mirror() {
-  # shellcheck disable=SC2016
-  apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' 'Label: Debian' 2>/dev/null | head -n 1
-}
+# shellcheck source-path=SCRIPTDIR source=../lab/debian_root.sh
+. "$(dirname "$(realpath -- "$0")")/../lab/debian_root.sh"
 
 configure() { # inside the new root
   # Ordinary sandboxes hold back some capabilities; asking for all of them fails there.
@@ -34,25 +28,9 @@ CONF
   echo '{"default": [{"type": "insecureAcceptAnything"}]}' >"$1/etc/containers/policy.json"
 }
 
-make() {
-  local root=$1 new=$1.part uri options=() line
-  [ "$(id -u)" = 0 ] || unable 'needs root'
-  command -v mmdebstrap >/dev/null || unable 'mmdebstrap is not installed'
-  uri=$(mirror)
-  [ -n "$uri" ] || unable "this machine's apt has no Debian mirror (or apt-get update never ran)"
-  while IFS= read -r line; do options+=(--aptopt="$line"); done < <(
-    apt-config dump --format '%F "%v";%n' Acquire | grep -E '^Acquire::(http|https|Check-Valid-Until)[: ]' || true)
-  rm -rf --one-file-system "$new"
-  mmdebstrap --mode=root --variant=minbase --format=directory --keyring=/usr/share/keyrings/debian-archive-keyring.gpg \
-    --include="$PACKAGES" "${options[@]}" \
-    --aptopt='APT::Install-Recommends "false"' --aptopt='Acquire::Languages "none"' --aptopt='Acquire::Retries "5"' \
-    --dpkgopt=force-unsafe-io --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-exclude=/usr/share/man/*' \
-    --quiet sid "$new" "$uri" >"$root.log" 2>&1 </dev/null ||
-    { tail -n 5 "$root.log" >&2; rm -rf --one-file-system "$new"; unable "mmdebstrap failed"; }
-  configure "$new"
-  echo "$RECIPE" >"$new/.recipe"
-  rm -rf --one-file-system "$root"
-  mv "$new" "$root"
+fill() {
+  debian_root sid "$PACKAGES" "$1"
+  configure "$1"
 }
 
 # A private mount namespace with ROOT as its real root: runc and apptainer pivot, which a plain chroot forbids.
@@ -80,12 +58,7 @@ enter() {
 verb=$1 root=$(realpath -m -- "$2")
 shift 2
 case $verb in
-  make)
-    mkdir -p "$(dirname "$root")"
-    exec 9>"$root.lock"
-    flock 9
-    [ "$(cat "$root/.recipe" 2>/dev/null)" = "$RECIPE" ] || make "$root"
-    ;;
+  make) kept "$root" "$RECIPE" fill ;;
   run) enter "$root" "$@" ;;
   *) echo "clients: no verb $verb" >&2; exit 2 ;;
 esac

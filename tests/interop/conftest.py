@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,13 +11,7 @@ import pytest
 
 from tests.conftest import Built
 from tests.interop.lab import SCRIPT, Docker, Programs, docker_engine, missing, plain_copy
-
-
-def lab_folder() -> Path:
-    """Where the current clients are kept between runs: ``$OCI_BUILDER_LAB``, else the user's cache folder."""
-    if found := os.environ.get("OCI_BUILDER_LAB"):
-        return Path(found)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "oci-builder-lab"
+from tests.lab.debian_roots import lab_folder, made
 
 
 def need(*programs: str) -> None:
@@ -43,9 +36,7 @@ def modern() -> Programs:
     """Current programs, in a folder made once from this machine's own Debian mirror."""
     need("mmdebstrap", "unshare")
     root = lab_folder() / "clients"
-    made = subprocess.run([SCRIPT, "make", root], capture_output=True, text=True, stdin=subprocess.DEVNULL)
-    if made.returncode:
-        pytest.skip(f"no current clients on this machine: {made.stderr.strip()[-500:]}")
+    made([SCRIPT, "make", root], "current clients")
     return Programs((str(SCRIPT), "run", str(root)), {"TMPDIR": tempfile.gettempdir()})
 
 

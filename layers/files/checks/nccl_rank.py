@@ -17,6 +17,8 @@ BANDWIDTH_BYTES, ROUNDS = 256 << 20, 20
 _RANGE = 1000
 # Rows of each rank's part of a batch, and how far averaged float32 gradients may be off.
 PER_RANK, GRADIENT_BOUND = 16, 1e-4
+# Of a mean of bf16 numbers up to some thousands, repeated; ranks that kept their own are off by 1.
+MEAN_BOUND = 0.2
 
 
 def rank(out: Path) -> int:
@@ -28,21 +30,31 @@ def rank(out: Path) -> int:
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     torch.cuda.set_device(device)
     dist.init_process_group("nccl", rank=own, world_size=world, device_id=device)
-    checked = dict(collectives(own, world, device))
-    losses, wrong = sharded_step(own, device)
     report = {
-        "rank": dist.get_rank(), "world": dist.get_world_size(), "done": sorted(checked),
-        "wrong": [f"{name} is wrong" for name, good in checked.items() if not good] + wrong,
+        **exchanges(own, world, device), "prefix": os.path.realpath(sys.prefix),
         "uuid": f"GPU-{torch.cuda.get_device_properties(device).uuid}",
-        "nccl": ".".join(map(str, torch.cuda.nccl.version())), "losses": losses,
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())),
         "library": [p for p in mapped(Path("/proc/self/maps").read_text()) if "libnccl" in os.path.basename(p)],
-        "bus_gb_s": bandwidth(world, device), "prefix": os.path.realpath(sys.prefix),
     }  # fmt: skip
     out.write_text(json.dumps(report))
     dist.barrier()
     dist.destroy_process_group()
     sys.stdout.flush()
     return 0
+
+
+def exchanges(own: int, world: int, device: Any) -> dict[str, Any]:
+    """Every exchange with the other ranks: what was done, what is wrong with it, and what was measured."""
+    import torch.distributed as dist
+
+    checked = dict(collectives(own, world, device))
+    losses, wrong = sharded_step(own, device)
+    speed, slips = bandwidth(own, world, device)
+    return {
+        "rank": dist.get_rank(), "world": dist.get_world_size(), "done": sorted(checked), "losses": losses,
+        "wrong": [f"{name} is wrong" for name, good in checked.items() if not good] + wrong + slips,
+        "bus_gb_s": speed,
+    }  # fmt: skip
 
 
 def numbers(seed: int, size: int, device: Any) -> Any:
@@ -158,16 +170,18 @@ def steps(network: Any, x: Any, y: Any, part: slice) -> list[float]:
         return [before, float(loss(slice(None)))]
 
 
-def bandwidth(world: int, device: Any) -> float:
-    """Bus bandwidth of all_reduce in GB/s: bytes times 2(N-1)/N over the mean time of a round; numbers are random.
+def bandwidth(own: int, world: int, device: Any) -> tuple[float, list[str]]:
+    """Bus bandwidth of all_reduce in GB/s, and what is wrong with what it exchanged.
 
-    Source: https://github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md.
+    It is bytes times 2(N-1)/N over the mean time of a round. Source: https://github.com/NVIDIA/nccl-tests,
+    doc/PERFORMANCE.md. The numbers are random, and another's on each rank.
     """
     import torch
     import torch.distributed as dist
 
     # The mean of the ranks' numbers, and of means ever after: sums would soon be infinite.
-    data = torch.randn(BANDWIDTH_BYTES // 2, dtype=torch.bfloat16, device=device)
+    common = numbers(100, SIZE, device).repeat(BANDWIDTH_BYTES // 2 // SIZE)
+    data = (common + 2 * _RANGE * own).to(torch.bfloat16)
     for _ in range(5):
         dist.all_reduce(data, dist.ReduceOp.AVG)
     torch.cuda.synchronize()
@@ -177,4 +191,8 @@ def bandwidth(world: int, device: Any) -> float:
         dist.all_reduce(data, dist.ReduceOp.AVG)
     torch.cuda.synchronize()
     seconds = (time.perf_counter() - started) / ROUNDS
-    return round(BANDWIDTH_BYTES * 2 * (world - 1) / world / seconds / 1e9, 1)
+    speed = round(BANDWIDTH_BYTES * 2 * (world - 1) / world / seconds / 1e9, 1)
+    # What was fast must have been right, too: the mean of the ranks' shifts is known.
+    off = float(((data.float() - common) / (_RANGE * (world - 1)) - 1).abs().max())
+    # Written so that NaN is no pass.
+    return speed, [] if off <= MEAN_BOUND else [f"the all_reduce that was timed gave a mean off by {off:.3g}"]

@@ -75,14 +75,19 @@ def activated(prefix: Path, folder: Path) -> dict[str, str]:
     return {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
 
 
-def shipped_rows(prefix: Path, tiers: Sequence[str], stages: Sequence[str], only: str) -> list[Row]:
-    """Run the lists of these stages with the runner beside this file."""
+def shipped_rows(prefix: Path, tiers: Sequence[str], stages: Sequence[str], only: str, gpus: int = 0) -> list[Row]:
+    """Run the lists of these stages with the runner beside this file.
+
+    Args:
+        gpus: ranks of the nccl stage: those that are visible, and at least so many. A gate wants eight by its own list.
+    """
     python, checks = prefix / "envs" / tiers[0] / "bin/python", prefix / "checks"
     if not checks.is_dir():
         return [row("checks", False, f"{checks} is absent")]
     wanted: dict[str, Mapping[str, Any]] = {}
     for stage in stages:
         argv = [python, "-B", checks, "list", "--stage", stage, "--prefix", prefix, "--tiers", ",".join(tiers)]
+        argv += ["--gpus", gpus] if gpus else []
         done = subprocess.run([str(a) for a in argv], capture_output=True, text=True, check=False)
         if done.returncode:
             return [row("checks", False, done.stderr[-500:])]
