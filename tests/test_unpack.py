@@ -6,6 +6,7 @@ import ast
 import gzip
 import os
 import random
+import resource
 import shutil
 import signal
 import subprocess
@@ -370,3 +371,17 @@ def _imports_tarfile(node: ast.AST) -> bool:
     names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
     called = isinstance(node, ast.Attribute) and node.attr == "unpack_archive"
     return called or "tarfile" in names
+
+
+def test_few_open_files_are_enough_for_deep_folders(tmp_path: Path) -> None:
+    """``ulimit -n 200``: the folders that are kept open leave room for the way to the next one, and for its removal."""
+    names = [b"/".join([b"p"] * depth) + b"/f" for depth in range(1, 119)]
+    deep = t.tar(*(t.pax(t.record(b"path", name)) + t.file(b"f", b"x") for name in names))
+    archive = write(tmp_path / "a.tar", Lab(layers=[deep, t.tar(t.file(b".wh.p"), t.file(b"g"))]).oci())
+    words = [sys.executable, "-c", "from oci_builder.cli import main; main()", "unpack", archive, tmp_path / "root"]
+    done = subprocess.run(
+        words, capture_output=True, cwd=ROOT,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200)),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert os.listdir(tmp_path / "root") == ["g"]

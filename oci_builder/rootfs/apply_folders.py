@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -51,6 +52,9 @@ class Folders:
         self._made = made
         self._opener = FolderOpener(root, self._make_parent, follows=limits.symlink_follows)
         self._open: OrderedDict[bytes, Folder] = OrderedDict()
+        # The rest is for what is read and written meanwhile, and for trees that are removed, a descriptor a level.
+        files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        self._most = _OPEN_AT_MOST if files == resource.RLIM_INFINITY else max(1, min(_OPEN_AT_MOST, files // 4))
         self._wanted: dict[int, tuple[bytes, TarEntry]] = {}
         self.root = Folder(root, os.fstat(root).st_ino, b"")
         self.describe(self.root, IMPLICIT)
@@ -136,7 +140,7 @@ class Folders:
 
     def _remember(self, path: bytes, fd: int, real: bytes) -> Folder:
         folder = self._open[path] = Folder(fd, os.fstat(fd).st_ino, real)
-        if len(self._open) > _OPEN_AT_MOST:
+        if len(self._open) > self._most:
             os.close(self._open.popitem(last=False)[1].fd)
         return folder
 
