@@ -48,10 +48,12 @@ class Inspection:
                 f"{human(tier['shared']):>10} {tier['files']:>8}"
             )
         yield ""
-        yield (
-            f"stored {human(self.totals['size'])}, unpacked {human(self.totals['tar_size'])}; as plain layers the "
-            f"tiers would take {human(self.totals['plain'])}, sharing saves {human(self.totals['saved'])}"
-        )
+        yield f"stored {human(self.totals['size'])}, unpacked {human(self.totals['tar_size'])}"
+        if self.tiers:
+            yield (
+                f"as plain layers the tiers would take {human(self.totals['plain'])}, sharing saves "
+                f"{human(self.totals['saved'])}"
+            )
 
 
 def inspect_archive(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from oci_builder.model.events import Emit, Event
 from oci_builder.model.redact import redact, secret_values
+from oci_builder.model.sizes import human
 
 if TYPE_CHECKING:
     from rich.progress import ProgressColumn, TaskID
@@ -144,9 +145,18 @@ def _columns(width: int) -> list[ProgressColumn]:
     """What fits into a line of a terminal, never wrapped: on a narrow one, a share in place of bytes and speed."""
     from rich import progress
     from rich.table import Column
+    from rich.text import Text
 
     def whole() -> Column:
         return Column(no_wrap=True)
+
+    class Speed(progress.TransferSpeedColumn):
+        """As it is now, or of a task that has ended: on the whole. Nothing where nobody knows."""
+
+        def render(self, task: progress.Task) -> Text:
+            on_the_whole = task.completed / task.elapsed if task.finished and task.elapsed else 0
+            speed = on_the_whole or task.speed or 0
+            return Text(f"{human(int(speed))}/s" if speed else "", style="progress.data.speed")
 
     bar = progress.BarColumn(None, table_column=Column(ratio=1))
     if width < _NARROW:
@@ -154,6 +164,6 @@ def _columns(width: int) -> list[ProgressColumn]:
         return [name, bar, progress.TaskProgressColumn(table_column=whole())]
     return [
         progress.TextColumn("{task.description:<30.30}", table_column=whole()), bar,
-        progress.DownloadColumn(table_column=whole()), progress.TransferSpeedColumn(table_column=whole()),
+        progress.DownloadColumn(table_column=whole()), Speed(table_column=whole()),
         progress.TimeElapsedColumn(table_column=whole()),
     ]  # fmt: skip

@@ -46,7 +46,7 @@ class JudgeOptions:
         threads: decoding threads; 0 takes the number of CPUs.
         emit: takes progress.
         shortcut: prove layers of the second archive by comparing bytes with the first, where they are the same.
-        task: what progress is called.
+        task: what progress is called, before the archive's name; of a folder there is none.
         entries: told each entry of each member that is read as a layer, with the member's name.
 
     Raises:

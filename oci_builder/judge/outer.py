@@ -60,9 +60,11 @@ def _file(
         attempt = Findings(findings.where)
         intake = Intake(Contents(path, outer, info.st_size), options, attempt, hashers)
         whole = hashers.new("file")
+        options.emit(Event("start", _task(intake), total=sum(segment.end - segment.start for segment in segments)))
         # Fails when a shared segment is not just a member's content, or anything else is odd: then all is read.
         if _OuterTar(intake, source, segments, whole).run():
             break
+    options.emit(Event("done", _task(intake)))
     intake.findings = findings
     for finding in attempt.found:
         findings.add(finding)
@@ -71,6 +73,10 @@ def _file(
     if whole.size != info.st_size:
         findings.error("io.changed", "", "the file changed while it was read", status=5)
     return intake
+
+
+def _task(intake: Intake) -> str:
+    return f"{intake.options.task} {intake.contents.path.name}"
 
 
 def _mark_shared(contents: Contents, cuts: list[Segment]) -> None:
@@ -102,7 +108,7 @@ class _OuterTar:
         self._foreign: list[tuple[int, int]] = []
         self._pressed: list[tuple[int, int]] = []
         self._prefixed = False
-        self._task = f"{intake.options.task} {intake.contents.path.name}"
+        self._task = _task(intake)
 
     def run(self) -> bool:
         """Read all members; False when shared segments are in use and anything is not as it should be."""

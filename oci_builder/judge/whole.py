@@ -10,23 +10,19 @@ from oci_builder.judge.image import ImageView
 from oci_builder.judge.options import Findings, JudgeOptions
 from oci_builder.judge.outer import read_archive
 from oci_builder.judge.survey import require_image
-from oci_builder.model.events import Event
 
 
 def read_image(path: Path, options: JudgeOptions) -> ImageView:
     """The image that is meant, every byte of the archive judged as ``verify`` does.
 
     Args:
-        options: its ``entries`` is told what the layers hold, its ``emit`` begins and ends the task.
+        options: its ``entries`` is told what the layers hold.
 
     Raises:
         SpecError: ``spec.path``. FormatError, PolicyError, IntegrityError: the most telling of what ``verify`` finds;
             ``platform.ambiguous`` for several images. TransportError: ``io.*``.
     """
     findings = Findings(str(path))
-    options.emit(Event("start", options.task, total=path.stat().st_size if path.is_file() else 0))
     with Hashers() as hashers:
         judged = judge(read_archive(path, options, findings, hashers))
-    image = require_image(judged, findings, options)
-    options.emit(Event("done", options.task))
-    return image
+    return require_image(judged, findings, options)

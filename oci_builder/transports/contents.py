@@ -153,7 +153,7 @@ def read_contents(
     """
     items = _Items(hashes)
     options = JudgeOptions(
-        platform=platform, image=image, limits=limits, emit=emit, task=f"read {path.name}", entries=items.take
+        platform=platform, image=image, limits=limits, emit=emit, task="read", entries=items.take
     )
     return _contents(path, read_image(path, options), items, limits)
 

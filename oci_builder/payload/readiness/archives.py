@@ -90,7 +90,7 @@ def image_tree(path: Path, reading: Reading) -> Tree:
 
         options = JudgeOptions(
             platform=reading.platform, image=reading.image, limits=reading.limits, threads=reading.threads,
-            emit=reading.emit, task=f"read {path}", entries=told,
+            emit=reading.emit, task="read", entries=told,
         )  # fmt: skip
         image = read_image(path, options)
     config = image.config.config
