@@ -51,6 +51,21 @@ def test_a_folder_s_checks_run_and_nothing_is_said_of_archives(
     assert (report["ok"], report["subjects"]) == (status == 0, [])
 
 
+def test_checks_are_announced_before_they_run(root: Path, tmp_path: Path) -> None:
+    """They may take an hour, and their outcomes come all at once."""
+    words = ("--progress", "json", "verify", root, "--exec", "--checks", checks(tmp_path, OK))
+    events = [json.loads(line) for line in run(tmp_path / "cache", *words).stderr.splitlines()]
+    told = [(e["kind"], e.get("message", "")) for e in events if e["task"] == "run checks"]
+    assert told == [("start", ""), ("note", "'good'"), ("done", "")]
+
+
+def test_options_of_exec_behind_the_subject_are_told_apart(root: Path, tmp_path: Path) -> None:
+    done = run(tmp_path, "exec", root, "--cache", tmp_path, "--", "/bin/true")
+    assert done.returncode == 127 and "options of exec stand before SUBJECT" in done.stderr, done.stderr
+    done = run(tmp_path, "exec", root, "--", "--cache")
+    assert done.returncode == 127 and "options of exec" not in done.stderr, done.stderr
+
+
 @pytest.mark.parametrize("option", [["--receipt", "r.json"], ["--profile", "strict"], ["--secrets"]])
 def test_a_folder_cannot_be_held_to_what_only_archives_have(root: Path, tmp_path: Path, option: list[str]) -> None:
     done = run(tmp_path, "verify", root, "--exec", "--checks", checks(tmp_path, OK), *option)

@@ -55,10 +55,15 @@ def show_report(report: Report) -> None:
         say(f"{subject.get('path')}: " + ", ".join([str(subject.get("kind")), *named] if named else ["no one image"]))
     for finding in report.findings:
         more = f" (expected {finding.expected}, got {finding.actual})" if finding.expected else ""
-        more = more or (f" ({finding.actual})" if finding.actual else "")
-        where = "" if show(finding.where) in finding.message else f" {finding.where}"
+        more = more or (f" ({finding.actual})" if finding.actual and str(finding.actual) not in finding.message else "")
+        told = show(finding.where) in finding.message or finding.message.startswith(finding.where)
+        where = "" if told else f" {finding.where}"
         say(f"{finding.severity}[{finding.code}]{where}: {finding.message}{more}")
     count = len(report.findings) - len(report.errors)
+    configs = [subject.get("config") for subject in report.subjects]
+    if report.ok and len(configs) == 2 and configs[0] and configs[0] == configs[1]:
+        # Their manifests differ: the layers are compressed in one of them only.
+        say(f"the same image: config {configs[0]}")
     say(f"ok, {count} warnings" if report.ok else f"not ok: {len(report.errors)} errors, {count} warnings")
 
 
@@ -126,9 +131,9 @@ def execute_checks(
     with ending_statuses(), settings.emitting() as emit:
         options, stage = ExecOptions(gpu=selected, env=env), lambda: stage_archive(archive, cache, emit, which, needed)
         if not report.subjects:
-            return _shown(report, execute(stage, choose, options, this_host())[0], quiet, by_findings(report))
+            return _shown(report, execute(stage, choose, options, this_host(), emit)[0], quiet, by_findings(report))
         portable = portable_beside(archive, diff_ids, cache / "staged", emit) if report.ok else None
-        statement = verify_exec(report, stage, choose, options, GateContext(portable=portable))
+        statement = verify_exec(report, stage, choose, options, GateContext(portable=portable, emit=emit))
     # Said before it is written: a disk that has filled up meanwhile takes no outcome away.
     done = _shown(report, statement.predicate.checks, quiet)
     if receipt is not None:
@@ -228,7 +233,8 @@ def exec_command(
         if note.startswith("["):  # with a code: what the program may have stumbled over
             complain("note" + note.replace("] ", "]: ", 1))
     if ended.message:
-        complain(f"error[exec.start]: {ended.message}")
+        ours = bool(command) and command[0].startswith("-") and command[0] != "--"
+        complain(f"error[exec.start]: {ended.message}" + ("; options of exec stand before SUBJECT" if ours else ""))
     sys.exit(ended.status)
 
 

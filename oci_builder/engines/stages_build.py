@@ -115,7 +115,7 @@ def check_stage(request: Request, emit: Emit) -> Outcome:
             load_checks(Path(given)) if given else image_checks(staged.root, spec.prefix), spec.prefix,
             tuple(spec.tiers), "relocation" in wanted,
         ),
-        options, GateContext(),
+        options, GateContext(emit=emit),
     )  # fmt: skip
     receipt = statement.predicate
     checks = [check.model_dump(mode="json") for check in receipt.checks]

@@ -35,7 +35,8 @@ def run_in_image(request: Request, spec: Spec, which: Checks, sha256: str, emit:
         require_one_build(request, layer_facts(report)[0])
     statement = verify_exec(
         report, lambda: stage_tree(archive, request, emit, needed=layer_facts(report)[1]),
-        lambda staged: _listed(staged, spec.prefix, which, Path(request.work)), _options(request), GateContext(),
+        lambda staged: _listed(staged, spec.prefix, which, Path(request.work)), _options(request),
+        GateContext(emit=emit),
     )  # fmt: skip
     receipt = statement.predicate
     subjects = merged(recorded(request), statement.digests)
@@ -58,7 +59,7 @@ def run_in_root(request: Request, spec: Spec, which: Checks, sha256: str, emit: 
         if wanted := request.options.get("system"):
             require_system(str(wanted), image_os(staged.root))
         checks = _listed(staged, prefix, which, Path(request.work), binds)
-        results, host, details = execute(lambda: staged, lambda _: checks, options, this_host())
+        results, host, details = execute(lambda: staged, lambda _: checks, options, this_host(), emit)
     rows = tuple(result.model_dump(mode="json") for result in results)
     return Outcome({}, {PORTABLE: sha256}, rows, host.model_dump(mode="json"), {**details, "where": "root"})
 

@@ -22,7 +22,8 @@ from chroot_exec.resolve import Root
 from oci_builder.execution.companions import Portable
 from oci_builder.execution.run import GATES, ExecOptions, require_receivable, run_checks
 from oci_builder.execution.staging import Staged
-from oci_builder.model.errors import OciBuilderError
+from oci_builder.model.errors import OciBuilderError, show
+from oci_builder.model.events import Emit, Event, silent
 from oci_builder.model.receipts import DOCKER, OCI, PORTABLE, Gpu, Host, Receipt, Statement, Subject, parse_statement
 from oci_builder.model.receipts import Check as Result
 from oci_builder.model.redact import redact, redact_value, secret_values
@@ -52,6 +53,7 @@ class GateContext:
         release, stage, engine: which release and stage, and where it ran.
         spec: sha256 of the canonical spec, hex, or empty.
         portable: the portable archive that was built together with the image, which the receipt then names too.
+        emit: told of the checks while they run; no part of the receipt.
     """
 
     release: str = "none"
@@ -59,6 +61,7 @@ class GateContext:
     engine: str = "local"
     spec: str = ""
     portable: Portable | None = None
+    emit: Emit = silent
 
 
 Stage = Callable[[], Staged]
@@ -84,7 +87,7 @@ def verify_exec(
     host = this_host()
     details: dict[str, Any] = {"portable": portable.reason} if portable.reason else {}
     if all(r.outcome == "pass" for r in results):
-        more, host, found = execute(stage, checks, options, host)
+        more, host, found = execute(stage, checks, options, host, context.emit)
         results += more
         details |= found
     else:
@@ -147,7 +150,7 @@ def _reasons(findings: Sequence[Finding]) -> str:
 
 
 def execute(
-    stage: Stage, checks: Callable[[Staged], Sequence[Check]], options: ExecOptions, host: Host
+    stage: Stage, checks: Callable[[Staged], Sequence[Check]], options: ExecOptions, host: Host, emit: Emit = silent
 ) -> tuple[list[Result], Host, dict[str, Any]]:
     """Only the third gate: (its outcome and the checks', the host as the receipt names it, details).
 
@@ -157,7 +160,11 @@ def execute(
         with stage() as staged:
             wanted = checks(staged)
             require_receivable(wanted, "checks")
+            task = "run checks"
+            emit(Event("start", task, unit="items"))
+            emit(Event("note", task, message=", ".join(show(check.name) for check in wanted)[:_REASON]))
             receipt = run_checks(staged.root, staged.config, wanted, options)
+            emit(Event("done", task, unit="items"))
             ran_on = _host(receipt, staged.root)
     except OciBuilderError as error:
         return [Result(name=EXEC, outcome="error", reason=str(error)[:_REASON])], host, {}

@@ -52,7 +52,10 @@ def tree_hint(name: str) -> str:
     """What to add to a message about a member that a root file system has; else nothing."""
     if name.partition("/")[0] not in _OF_A_ROOT:
         return ""
-    return '; this is a root file system, as docker and crane export them: {"rootfs": PATH} takes it as a base'
+    return (
+        "; this is a root file system, as runtime.tar.gz (for ensure_runtime.sh; portable.json has its SHA-256), or "
+        'what docker and crane export: {"rootfs": PATH} takes it as a base'
+    )
 
 
 def is_layout(folder: Path) -> bool:

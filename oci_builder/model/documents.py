@@ -249,10 +249,10 @@ def field_error(error: ValidationError, where: str) -> OciBuilderError:
     place = ".".join(str(p) for p in first["loc"]) or "(document)"
     if first["type"] == DIGEST_ERROR:
         return FormatError("json.digest", f"{where}: {place}: {first['msg']}", where=f"{where}: {place}")
-    shown = show(repr(first.get("input"))[:120])
+    shown, right = show(repr(first.get("input"))[:120]), first["msg"].removeprefix("Value error, ")
     return FormatError(
-        "json.field", f"{where}: {place}: {first['msg']} (got {shown})", where=f"{where}: {place}",
-        expected=first["msg"], actual=shown,
+        "json.field", f"{where}: {place}: {right} (got {shown})", where=f"{where}: {place}",
+        expected=right, actual=shown,
     )  # fmt: skip
 
 

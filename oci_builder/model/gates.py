@@ -103,11 +103,21 @@ def _problem(gate: Gate, names: list[str]) -> str:
     return f"{extra[0]} is deferrable but no check" if extra else ""
 
 
+# What stands before an Ed25519 key's 32 bytes in DER (RFC 8410, section 4).
+_DER = bytes.fromhex("302a300506032b6570032100")
+
+
 def _public(text: str) -> str:
+    bare = "".join(line for line in text.split("\n") if not line.startswith("-----"))
     try:
-        raw = base64.b64decode(text, validate=True)
+        raw = base64.b64decode(bare, validate=True)
     except (binascii.Error, ValueError):
         raise ValueError("not base64") from None
+    if raw.startswith(_DER):
+        raw_key = base64.b64encode(raw[len(_DER) :]).decode()
+        raise ValueError(f"this is what stands in the .pub file; write its 32 bytes alone: {raw_key}")
+    if bare != text:
+        raise ValueError("not base64")
     if len(raw) != 32:
         raise ValueError(f"an Ed25519 public key has 32 bytes, this has {len(raw)}")
     return text

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from oci_builder.model.digest import Digest
-from oci_builder.model.errors import IntegrityError, disk_error
+from oci_builder.model.errors import IntegrityError, disk_error, show
 from oci_builder.store.writeback import Writeback
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class Ingest:
         try:
             os.ftruncate(self._fd, 0)
         except OSError as error:
-            raise disk_error(error, "writing into the store") from None
+            raise disk_error(error, f"writing into the store {show(str(self._part.parent.parent))}") from None
         self.offset = 0
         if self._hash is not None:
             self._hash = hashlib.sha256()
@@ -110,7 +110,7 @@ class Ingest:
                 self.offset += done
                 view = view[done:]
         except OSError as error:
-            raise disk_error(error, "writing into the store") from None
+            raise disk_error(error, f"writing into the store {show(str(self._part.parent.parent))}") from None
         self._writeback.grown(self._fd, self.offset)
 
     def commit(self, digest: Digest | None = None) -> Digest:

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 
 from oci_builder.model.digest import Digest
-from oci_builder.model.errors import disk_error
+from oci_builder.model.errors import disk_error, show
 from oci_builder.model.events import Emit, Event, silent
 from oci_builder.store.writeback import Writeback
 from oci_builder.wire.source import FileRange
@@ -79,7 +79,7 @@ class FileWriter:
             self._fd = _create(self._part)
         except OSError as error:
             self._stop()
-            raise disk_error(error, f"writing {path.name}") from None
+            raise disk_error(error, _doing(path)) from None
 
     def __enter__(self) -> FileWriter:
         return self
@@ -88,7 +88,7 @@ class FileWriter:
         if self._fd >= 0:
             self._abandon()
         if isinstance(error, OSError):
-            raise disk_error(error, f"writing {self.path.name}") from None
+            raise disk_error(error, _doing(self.path)) from None
 
     def write(self, data: bytes) -> None:
         """Append bytes."""
@@ -170,6 +170,11 @@ class FileWriter:
     def _stop(self) -> None:
         for pool in (self._hasher, self._writer):
             pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _doing(path: Path) -> str:
+    """What failed, with the folder: which disk is full or read-only is the first thing that one wants to know."""
+    return f"writing {path.name} in {show(str(path.parent))}"
 
 
 def _create(path: Path) -> int:

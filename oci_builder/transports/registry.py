@@ -132,7 +132,10 @@ class RegistryClient:
             with suppress(TransportError):
                 said = registry_says(response.read(1 << 16))
         where = redact_url(response.url)
-        text = redact(f"{where}: HTTP status {response.status}{said}", self.auth.secrets)
+        host = self.reference.host
+        todo = f"; the credentials for {host} are not taken: run `docker login {host}`"
+        todo = todo if response.status == 401 and not response.redirected else ""
+        text = redact(f"{where}: HTTP status {response.status}{said}{todo}", self.auth.secrets)
         code = {401: "auth", 403: "auth", 407: "http.proxy"}.get(response.status, "http.status")
         raise TransportError(code, text, where=where, expected=list(statuses), actual=response.status)
 

@@ -17,7 +17,7 @@ import urllib3
 
 from oci_builder.model.errors import TransportError, show
 from oci_builder.model.redact import redact, redact_url
-from oci_builder.transports.registry_policy import trusted_authorities
+from oci_builder.transports.registry_policy import authorities_hint, trusted_authorities
 
 _CONNECT_SECONDS = 20
 _READ = 1 << 20
@@ -173,7 +173,7 @@ def _error_of(error: Exception, where: str, secrets: tuple[str, ...]) -> Transpo
         case requests.exceptions.ProxyError() | urllib3.exceptions.ProxyError():
             code, why = "http.proxy", "the proxy cannot be used; see HTTPS_PROXY, HTTP_PROXY and NO_PROXY"
         case requests.exceptions.SSLError() | urllib3.exceptions.SSLError():
-            code, why = "http.tls", "no trusted TLS connection; for an authority of your own set SSL_CERT_FILE"
+            code, why = "http.tls", f"no trusted TLS connection; {authorities_hint()}"
         case requests.exceptions.Timeout() | urllib3.exceptions.TimeoutError() | TimeoutError():
             code, why = "http.timeout", "no answer in time"
         case requests.exceptions.ConnectionError() | urllib3.exceptions.NewConnectionError():
@@ -182,7 +182,7 @@ def _error_of(error: Exception, where: str, secrets: tuple[str, ...]) -> Transpo
         case requests.exceptions.InvalidURL() | requests.exceptions.InvalidSchema():
             code, why = "http.url", "not an address that can be asked, or the proxy's is none (HTTPS_PROXY, HTTP_PROXY)"
         case OSError() if "CA certificate bundle" in text:
-            code, why = "http.tls", "the file of certificate authorities is missing"
+            code, why = "http.tls", f"the file of certificate authorities is missing; {authorities_hint()}"
         case _:
             code, why = "http.read", "the connection broke"
     host = urlsplit(where).netloc.rpartition("@")[2] or where

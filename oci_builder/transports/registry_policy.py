@@ -79,9 +79,21 @@ def registry_says(body: bytes) -> str:
     return f" ({show(code[:60])}: {show(message[:200])})" if code or message else ""
 
 
+# The first that is set wins.
+_AUTHORITIES = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "SSL_CERT_FILE", "SSL_CERT_DIR")
+
+
 def trusted_authorities() -> str | bool:
     """The certificate authorities: the user's choice, the system's, or certifi's (``True``)."""
-    for variable in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "SSL_CERT_FILE", "SSL_CERT_DIR"):
+    for variable in _AUTHORITIES:
         if chosen := os.environ.get(variable):
             return chosen
     return next((path for path in _SYSTEM_TRUST if Path(path).is_file()), True)
+
+
+def authorities_hint() -> str:
+    """Where to name an authority of one's own: a variable that is set already hides those behind it."""
+    for variable in _AUTHORITIES:
+        if chosen := os.environ.get(variable):
+            return f"authorities are those of {variable}={show(chosen)}: put yours there"
+    return "for an authority of your own set SSL_CERT_FILE"

@@ -344,6 +344,14 @@ def test_a_wrong_trust_policy_is_a_wrong_input(text: str, code: str) -> None:
     assert (caught.value.code, caught.value.exit_status) == (code, 2)
 
 
+def test_a_public_key_file_in_the_policy_is_told_what_belongs_there(tmp_path: Path) -> None:
+    pem = save_key(KEY, tmp_path / "k").read_text()
+    value = {"keys": [{**trusted(KEY).model_dump(mode="json"), "public": pem}]}
+    with pytest.raises(FormatError) as caught:
+        parse_trust(json.dumps(value).encode())
+    assert f"write its 32 bytes alone: {base64.b64encode(KEY.public).decode()}" in caught.value.message
+
+
 def test_a_key_without_its_public_half_is_not_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk that is full after the first file."""
     real = signing.create_exclusively

@@ -111,6 +111,7 @@ def test_a_failing_disk_is_said_and_leaves_nothing(
     with pytest.raises(TransportError) as caught:
         written(source, tmp_path / "out")
     assert caught.value.code == "io.error"
+    assert str(tmp_path) in caught.value.message
     assert [p.name for p in tmp_path.iterdir()] == ["blob"]
 
 
@@ -118,6 +119,7 @@ def test_a_blob_that_ends_early_is_an_error(source: FileRange, tmp_path: Path) -
     with pytest.raises(TransportError) as caught, FileWriter(tmp_path / "out") as out:
         out.copy(FileRange(source.fd, 0, SIZE + 1))
     assert caught.value.code == "io.error"
+    assert str(tmp_path) in caught.value.message
     assert [p.name for p in tmp_path.iterdir()] == ["blob"]
 
 

@@ -179,6 +179,7 @@ def test_basic_authentication(tmp_path: Path) -> None:
             with pytest.raises(TransportError) as error:
                 pull_from(registry, digest, tmp_path / "b", find_credential=wrong)
             assert error.value.code == "auth"
+            assert "run `docker login" in error.value.message
             assert "wrong-password" not in str(error.value)
 
 

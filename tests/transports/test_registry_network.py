@@ -50,7 +50,19 @@ def test_an_unknown_authority_is_refused(tmp_path: Path, certificates: Certifica
     with Registry(context=certificates.server_context()) as registry, pytest.raises(TransportError) as error:
         pull_from(registry, small_image().publish(registry, REPO), tmp_path)
     assert error.value.code == "http.tls"
+    assert "set SSL_CERT_FILE" in error.value.message
     assert held(tmp_path) == set()
+
+
+def test_an_authority_behind_another_variable_is_told_which_one_counts(
+    tmp_path: Path, certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = make_certificates(tmp_path).authority
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(other))
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificates.authority))
+    with Registry(context=certificates.server_context()) as registry, pytest.raises(TransportError) as error:
+        pull_from(registry, small_image().publish(registry, REPO), tmp_path)
+    assert f"REQUESTS_CA_BUNDLE='{other}'" in error.value.message
 
 
 def test_a_certificate_for_another_name_is_refused(

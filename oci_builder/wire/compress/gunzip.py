@@ -85,7 +85,7 @@ def _inflate(inflater: Inflater, pull: Pull, start: int, where: str) -> Iterator
         piece: bytes | memoryview = pull.some(most) if needs else b""
         most = _PIECE
         if needs and not piece:
-            raise _fault("truncated", "the stream ends inside a member", start, where)
+            raise _fault("truncated", "the stream ends inside a member; fetch it again", start, where)
         try:
             data = inflater.decompress(piece, UNIT // 4)
         except DeflateError as error:
