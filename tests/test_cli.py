@@ -57,28 +57,6 @@ def test_build_verify_inspect_and_unpack_end_well(quick: Built, tmp_path: Path) 
     assert (tmp_path / "root/opt/rt/envs/two/lib/pkg/own.py").read_text() == "VALUE = 'two'\n"
 
 
-def test_two_archives_of_one_image_are_said_to_be_that(quick: Built) -> None:
-    """Their manifests differ, which looks wrong to whoever compares them."""
-    config = quick.container["config"]["digest"]
-    both = call("verify", quick.oci, quick.docker).stdout.decode()
-    assert f"the same image: config {config}\nok, 0 warnings\n" in both
-    assert "the same image" not in call("verify", quick.oci).stdout.decode()
-
-
-@pytest.mark.parametrize("verb", ["verify", "inspect"])
-def test_the_portable_archive_is_no_image_and_it_is_said_what_it_is_for(quick: Built, verb: str) -> None:
-    done = call(verb, quick.portable)
-    assert done.returncode == 3 and b"ensure_runtime.sh" in done.stdout + done.stderr
-
-
-def test_an_interruption_while_the_program_is_loaded_leaves_no_traceback(tmp_path: Path) -> None:
-    """Ctrl-C right after Enter: on a network's file system the imports take seconds."""
-    (tmp_path / "click.py").write_text("import signal; signal.raise_signal(signal.SIGINT)\n")
-    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
-    done = subprocess.run([sys.executable, "-m", "oci_builder", "--help"], capture_output=True, text=True, env=environment)
-    assert (done.returncode, done.stderr) == (130, "interrupted\n")
-
-
 def test_status_1_a_check_said_no(quick: Built, runnable: Built) -> None:
     """Two archives that are each valid, but not the same image; and a difference."""
     assert call("verify", quick.oci, runnable.docker).returncode == 1
