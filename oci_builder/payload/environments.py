@@ -11,7 +11,7 @@ import json
 import os
 import stat
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -25,8 +25,8 @@ from oci_builder.model.spec import LockTier, RequirementsTier
 from oci_builder.model.specvalues import read_input
 from oci_builder.payload import compilers
 from oci_builder.payload.checkout import check_commit, clone, file_at, top_of, untracked
-from oci_builder.payload.inventory import from_lock, from_requirements, inventory, local_sources
-from oci_builder.payload.lists import all_there, check_list, keep_packages
+from oci_builder.payload.inventory import from_lock, from_requirements, inventory, local_sources, unpinned
+from oci_builder.payload.lists import all_there, check_list, keep_packages, weakly_pinned
 from oci_builder.payload.names import normalize
 from oci_builder.payload.overlaps import settle_overlaps
 from oci_builder.payload.partial import making, put
@@ -112,6 +112,7 @@ def _requirements(tier: RequirementsTier, folder: Path, where: str, emit: Emit) 
     listed = _read(folder / tier.requirements, f"{where}.requirements")
     wanted = "".join(keep_packages(listed, tier.omit, where))
     check_list(wanted, f"{where}.requirements")
+    _warn_of(weakly_pinned(wanted), "the list has no hash but MD5 for", f"{where}.requirements", emit)
 
     def install(uv: Uv, target: Path, scratch: Path) -> None:
         file = scratch / "requirements.txt"
@@ -137,7 +138,7 @@ def _lock(tier: LockTier, folder: Path, where: str, emit: Emit) -> _Recipe:
         )
     try:
         lock = tomllib.loads(text)
-        listed, local = from_lock(lock), local_sources(lock)
+        listed, local, loose = from_lock(lock), local_sources(lock), set(unpinned(lock))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise SpecError("payload.lock", f"{where}: {project}/uv.lock: {error}", where=where) from None
     omitted = {normalize(package) for package in tier.omit}
@@ -148,8 +149,16 @@ def _lock(tier: LockTier, folder: Path, where: str, emit: Emit) -> _Recipe:
     if left:
         told = f"no commit has {', '.join(left[:3])}{' and more' if left[3:] else ''}, so they are left out"
         emit(Event("warning", where, message=f"{show(str(project))}: {told}"))
+    _warn_of(sorted(loose - omitted), "the lock has no SHA-2 hash for", f"{where}.project", emit)
     inputs = [text, settings, list(tier.extras), commit, *([tier.build_env] if tier.build_env else [])]
     return _Recipe(inputs, listed, partial(_sync, tier, project, commit, tuple(local), where, emit))
+
+
+def _warn_of(packages: Sequence[str], what: str, where: str, emit: Emit) -> None:
+    if packages:
+        more = f" and {len(packages) - 3} more" if packages[3:] else ""
+        told = f"{what} {', '.join(packages[:3])}{more}: nothing says that what comes is what was meant"
+        emit(Event("warning", where, message=told))
 
 
 def _check_inside(project: Path, local: Mapping[str, str], where: str) -> None:
@@ -220,9 +229,10 @@ def _make(name: str, tier: _Tier, recipe: _Recipe, python: Interpreter, uv: Uv, 
         files = origins(target, uv.cache)
         built = [package for package, origin in files.items() if origin.built]
         note_builds(uv.cache, built, variables)
-        for line in (*settle_overlaps(target, unpacked(target, uv.cache)), *traces(target, built, (uv.cache, staging))):
-            emit(Event("warning", f"tiers.{name}", message=line))
+        told = settle_overlaps(target, unpacked(target, uv.cache))
         settle(target, staging)
+        for line in (*told, *traces(target, built, (uv.cache, staging))):
+            emit(Event("warning", f"tiers.{name}", message=line))
         found = inventory(name, target, tier.omit, recipe.listed, files)
         if tier.build_env:
             # What a compiled package can do hangs on it: the architectures that its kernels are for.

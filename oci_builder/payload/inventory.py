@@ -16,6 +16,7 @@ from oci_builder.model.redact import redact, redact_url, secret_values
 from oci_builder.payload.names import normalize
 from oci_builder.payload.uv_cache import Origin
 
+_STRONG = ("sha256:", "sha384:", "sha512:")
 _HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
 _PINNED = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)(?:\[[^]]*\])?\s*(==|@)\s*([^\s;\\]+)")
 _LOCAL = frozenset({"directory", "editable", "path"})
@@ -97,6 +98,20 @@ def from_lock(lock: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         elif "://" in str(source.get("registry", "")):
             item["index"] = redact_url(str(source["registry"]))
     return out
+
+
+def unpinned(lock: Mapping[str, Any]) -> list[str]:
+    """Packages of a parsed ``uv.lock`` with a file that no SHA-2 hash is known of: whatever comes is installed.
+
+    Folders and repositories are none of them: a commit says what these are.
+    """
+    out = set()
+    for package in lock.get("package", []):
+        if not {"registry", "url", "path"}.isdisjoint(package.get("source", {})):
+            files = [*package.get("wheels", []), *([package["sdist"]] if "sdist" in package else [])]
+            if not all(str(file.get("hash", "")).startswith(_STRONG) for file in files):
+                out.add(normalize(package["name"]))
+    return sorted(out)
 
 
 def local_sources(lock: Mapping[str, Any]) -> dict[str, str]:

@@ -14,6 +14,8 @@ from oci_builder.payload.names import normalize
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _ENTRY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\s*(?:\[[^]]*\])?\s*(?:@\s*(?P<url>\S+)|[=<>!~])")
+_HASHES = re.compile(r"--hash[= ]\s*([a-z0-9_]+):")
+_STRONG = frozenset({"sha256", "sha384", "sha512"})
 _CONTINUED = re.compile(r"\\\r?\n")
 _COMMENT = re.compile(r"(?:^|\s)#.*")
 _ABSOLUTE = re.compile(r"[a-z+]+://|/", re.IGNORECASE)
@@ -67,6 +69,13 @@ def check_list(text: str, where: str) -> None:
         wrong = _fault(entry) if entry else ""
         if wrong:
             raise SpecError("payload.list", f"{where}: {show(entry[:120])} {wrong}", where=where)
+
+
+def weakly_pinned(text: str) -> list[str]:
+    """Packages of a list whose hashes are all of a kind that can be forged (MD5, which uv takes)."""
+    entries = [_COMMENT.sub("", line).strip() for line in _CONTINUED.sub(" ", text).splitlines()]
+    weak = [entry for entry in entries if (found := _HASHES.findall(entry)) and not set(found) & _STRONG]
+    return sorted({normalize(match[0]) for entry in weak if (match := _NAME.match(entry))})
 
 
 def _fault(entry: str) -> str:

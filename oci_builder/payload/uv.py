@@ -44,7 +44,10 @@ _OF_UV = re.compile(
 # uv's words about what a list or a lock says, which no other attempt changes.
 _OF_THE_INPUTS = (
     "In `--require-hashes` mode", "Couldn't parse requirement", "Unexpected '", "No solution found when resolving",
-    "is not defined in the project's", "Failed to parse `uv.lock`",
+    "is not defined in the project's", "Failed to parse `uv.lock`", "uses an unsupported schema version",
+    "not compatible with the locked Python requirement", "incompatible with the project's Python requirement",
+    "can't be installed because it",  # is for other platforms, or has nothing that may be installed
+    "can't be installed because the binary distribution is incompatible",
 )  # fmt: skip
 
 
