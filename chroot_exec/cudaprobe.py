@@ -51,8 +51,12 @@ def wait_ready(
         What was found, and an error's code and message, both empty when CUDA is up and gives a device.
     """
     deadline = time.monotonic() + timeout
+    found: dict[str, Any] = {}
     while True:
-        found = _in_child(library, env, max(1.0, deadline - time.monotonic()), drop)
+        left = max(1.0, deadline - time.monotonic())
+        # What CUDA has said stays said when the time that is left is too short for another answer.
+        found = _in_child(library, env, left, drop) or found
+        found = found or {"error": f"CUDA did not answer within {left:.0f} seconds"}
         code, message = judge(found)
         if found.get("cuInit") != _NOT_READY or time.monotonic() + _RETRY_SECONDS > deadline:
             return found, code, message
@@ -73,6 +77,7 @@ def judge(found: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _in_child(library: str, env: Mapping[str, str], timeout: float, drop: Callable[[], None]) -> dict[str, Any]:
+    """A probe's answer; empty when there was none in time."""
     reader, writer = os.pipe2(os.O_CLOEXEC)
     pid = os.fork()
     if pid == 0:
@@ -87,7 +92,7 @@ def _in_child(library: str, env: Mapping[str, str], timeout: float, drop: Callab
     os.close(writer)
     try:
         if not select.select([reader], [], [], timeout)[0]:
-            return {"error": f"CUDA did not answer within {timeout:.0f} seconds"}
+            return {}
         with open(os.dup(reader), "rb") as file:
             data = file.read()
         return dict(json.loads(data)) if data else {"error": "the probe died: the driver library crashed"}

@@ -265,11 +265,10 @@ class Program:
         return left
 
     def _drain(self) -> None:
-        """Read what is still in the pipes; every writer is dead."""
+        """Read what is still in the pipes; every writer is dead. Only waiting has an end, however slow we are."""
         until = time.monotonic() + _DRAIN
-        while len(self._selector.get_map()) > 2 and time.monotonic() < until:
-            if not self._turn(until - time.monotonic()):
-                break
+        while len(self._selector.get_map()) > 2 and self._turn(max(0.0, until - time.monotonic())):
+            pass
         self._selector.close()
 
 

@@ -6,16 +6,21 @@ import ctypes
 import json
 import os
 import re
+import secrets
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 PACKAGE = Path(__file__).parents[2] / "chroot_exec"
 ORDINARY_UID = 12345
+# Seconds after which something hangs, on a machine of any speed.
+WAIT = 300
 PROGRAMS = (
     "cat", "chroot", "df", "echo", "env", "head", "id", "ls", "mkdir", "mknod", "mount", "readlink", "rm", "sleep",
     "stat", "touch", "true", "unshare", "wc",
@@ -49,6 +54,20 @@ def _copy(source: str, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     if not target.exists():
         shutil.copy(source, target)
+
+
+def until(true: Callable[[], Any], seconds: float = WAIT) -> None:
+    """Wait for something to be true; the time is only for what never comes."""
+    end = time.monotonic() + seconds
+    while not true():
+        if time.monotonic() > end:
+            raise AssertionError(f"it did not come within {seconds:.0f} s")
+        time.sleep(0.02)
+
+
+def any_word() -> str:
+    """A number that no other process has on its command line; good for ``sleep``."""
+    return str(10**6 + secrets.randbelow(10**8))
 
 
 def processes_with(word: str) -> list[str]:
@@ -142,7 +161,7 @@ class SandboxCase(unittest.TestCase):
     def run_checks(self, *checks: dict[str, Any], status: int | None = None, **changes: Any) -> dict[str, Any]:
         """Run checks and return the receipt."""
         with self.start(self.request(checks=list(checks), **changes)) as process:
-            _, errors = process.communicate(timeout=60)
+            _, errors = process.communicate(timeout=WAIT)
         self.assertTrue((self.state / "receipt.json").exists(), errors.decode())
         receipt = self.receipt()
         if status is not None:
@@ -151,7 +170,7 @@ class SandboxCase(unittest.TestCase):
 
     def shell(self, script: str, **changes: Any) -> dict[str, Any]:
         """One shell script as a check; its entry in the receipt. ``check`` in changes adds to the check."""
-        check = {"name": "shell", "argv": ["/bin/sh", "-c", script], "timeout": 30, **changes.pop("check", {})}
+        check = {"name": "shell", "argv": ["/bin/sh", "-c", script], "timeout": WAIT, **changes.pop("check", {})}
         receipt = self.run_checks(check, **changes)
         if not receipt["checks"]:
             self.fail(f"no check was run: {receipt['error']}")

@@ -9,7 +9,7 @@ import subprocess
 import unittest
 from typing import Any
 
-from tests.chroot.lab import ORDINARY_UID, SandboxCase
+from tests.chroot.lab import ORDINARY_UID, WAIT, SandboxCase
 
 NO_PIVOT = """
 def refuse(*_): raise OSError(22, "Invalid argument")
@@ -44,11 +44,11 @@ class Fallbacks(SandboxCase):
 
     def run_patched(self, patch: str, script: str = SCRIPT, status: int = 0, **changes: Any) -> dict[str, Any]:
         """A receipt of a runner that has been patched before it starts."""
-        request = self.request(checks=[{"name": "a", "argv": ["/bin/sh", "-c", script], "timeout": 20}], **changes)
+        request = self.request(checks=[{"name": "a", "argv": ["/bin/sh", "-c", script]}], **changes)
         (self.folder / "request.json").write_text(json.dumps(request))
         code = f"import sys\nfrom chroot_exec import syscalls\n{patch}\nfrom chroot_exec.__main__ import main\n"
         code += f"sys.exit(main([{str(self.folder / 'request.json')!r}]))"
-        done = subprocess.run([self.python, "-c", code], cwd=self.folder, capture_output=True, text=True, timeout=60)
+        done = subprocess.run([self.python, "-c", code], cwd=self.folder, capture_output=True, text=True, timeout=WAIT)
         self.assertEqual(done.returncode, status, done.stdout + done.stderr)
         return json.loads(done.stdout)  # type: ignore[no-any-return]
 
@@ -150,7 +150,7 @@ class Subordinate(SandboxCase):
             f"-m chroot_exec {request}"
         )
         command = ["unshare", "-m", "sh", "-c", script]
-        done = subprocess.run(command, cwd=self.folder, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(command, cwd=self.folder, capture_output=True, text=True, timeout=WAIT)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         return json.loads(done.stdout)
 

@@ -10,7 +10,7 @@ import subprocess
 import unittest
 from typing import Any
 
-from tests.chroot.lab import SandboxCase
+from tests.chroot.lab import WAIT, SandboxCase
 
 FIELDS = ("Groups", "NoNewPrivs", "Seccomp", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb", "SigIgn", "SigBlk", "Umask")
 # What Docker grants, without MKNOD and NET_RAW.
@@ -55,7 +55,7 @@ class Leaks:
 
     def test_mask_signals_and_descriptors(self) -> None:
         script = "umask; cat /proc/self/status; for fd in /proc/self/fd/*; do [ -e $fd ] && echo fd ${fd##*/}; done"
-        request = self.request(checks=[{"name": "a", "argv": ["/bin/sh", "-c", script], "timeout": 30}])
+        request = self.request(checks=[{"name": "a", "argv": ["/bin/sh", "-c", script]}])
         secret = os.open("/etc/passwd", os.O_RDONLY)
 
         def ignore() -> None:
@@ -66,7 +66,7 @@ class Leaks:
 
         try:
             with self.start(request, pass_fds=(secret,), preexec_fn=ignore) as process:
-                process.communicate(timeout=60)
+                process.communicate(timeout=WAIT)
         finally:
             os.close(secret)
         text = self.receipt()["checks"][0]["stdout"]["text"]
@@ -91,7 +91,7 @@ class Leaks:
         try:
             request = self.request(exec=["/bin/typist"])
             with self.start(request, stdin=inner, start_new_session=True) as process:
-                out, errors = process.communicate(timeout=60)
+                out, errors = process.communicate(timeout=WAIT)
         finally:
             os.close(outer)
             os.close(inner)

@@ -12,7 +12,7 @@ from typing import Any
 
 from chroot_exec.errors import RequestError
 from chroot_exec.protocol import parse_request
-from tests.chroot.lab import SandboxCase
+from tests.chroot.lab import WAIT, SandboxCase
 
 ODD: tuple[Any, ...] = (
     None, True, False, 0, -1, 1, 10**30, 0.5, -0.0, 1e308, float("nan"), float("inf"), "", "x", "/", "/proc", "/dev/null",
@@ -113,7 +113,7 @@ class Running(SandboxCase):
     def run_one(self, request: dict[str, Any]) -> None:
         with self.start(request) as process:
             try:
-                _, errors = process.communicate(timeout=60)
+                _, errors = process.communicate(timeout=WAIT)
             except subprocess.TimeoutExpired:
                 process.kill()
                 self.fail("it does not end")

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from chroot_exec import teardown
 from chroot_exec.errors import RunnerError
-from tests.chroot.lab import PACKAGE, mount, umount
+from tests.chroot.lab import PACKAGE, WAIT, mount, umount
 
 MS_BIND = 4096
 needs_root = unittest.skipIf(os.geteuid() != 0, "needs root to mount")
@@ -84,7 +84,7 @@ class Teardown(unittest.TestCase):
             subprocess.Popen(command, cwd=PACKAGE.parent, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
             for _ in range(8)
         ]
-        done = [(*process.communicate(timeout=60), process.returncode) for process in sweeps]
+        done = [(*process.communicate(timeout=WAIT), process.returncode) for process in sweeps]
         self.assertEqual([(errors, status) for _, errors, status in done], [(b"", 0)] * 8)
         removed = [name for out, _, _ in done for name in json.loads(out)["removed"]]
         self.assertEqual((len(removed), len(set(removed))), (60, 60))
@@ -136,7 +136,7 @@ class Teardown(unittest.TestCase):
         )
         command = [sys.executable, "-c", program, str(self.state)]
         runs = [subprocess.Popen(command, cwd=PACKAGE.parent, stderr=subprocess.PIPE) for _ in range(6)]
-        self.assertEqual([(run.communicate(timeout=60)[1], run.returncode) for run in runs], [(b"", 0)] * 6)
+        self.assertEqual([(run.communicate(timeout=WAIT)[1], run.returncode) for run in runs], [(b"", 0)] * 6)
         self.assertEqual(list(self.state.iterdir()), [])
 
     def test_the_user_s_own_state_folder_goes_when_it_is_empty(self) -> None:
@@ -149,7 +149,7 @@ class Teardown(unittest.TestCase):
         runs = [
             subprocess.Popen(command, cwd=PACKAGE.parent, env=environment, stderr=subprocess.PIPE) for _ in range(6)
         ]
-        self.assertEqual([(run.communicate(timeout=60)[1], run.returncode) for run in runs], [(b"", 0)] * 6)
+        self.assertEqual([(run.communicate(timeout=WAIT)[1], run.returncode) for run in runs], [(b"", 0)] * 6)
         self.assertEqual(list(self.place.iterdir()), [self.state])
 
     def test_a_torn_record_stops_nothing(self) -> None:
