@@ -64,7 +64,7 @@ def run_check(*argv: str, isolated: bool = True, **env: str) -> tuple[int, dict[
         if subprocess.run([*command[: command.index("sh")], "true"], capture_output=True).returncode:
             pytest.skip("needs network namespaces")
     given = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "PYTHONDONTWRITEBYTECODE": "1", **env}
-    done = subprocess.run(command, capture_output=True, text=True, env=given, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, env=given, timeout=300)
     return done.returncode, json.loads(done.stdout.rstrip().splitlines()[-1])
 
 

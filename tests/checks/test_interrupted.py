@@ -15,8 +15,10 @@ from checks_lab import FILES
 from nrl_checks import nccl, process
 from nrl_checks.common import Result
 
+from tests.lab.waits import until
 
-def launched(folder: Path, monkeypatch: pytest.MonkeyPatch, code: str, world: int = 3, timeout: float = 30) -> Result:
+
+def launched(folder: Path, monkeypatch: pytest.MonkeyPatch, code: str, world: int = 3, timeout: float = 300) -> Result:
     """Ranks that run this shell code instead of torch."""
     python = folder / "python"
     python.write_text(f"#!/bin/sh\n{code}\n")
@@ -82,13 +84,10 @@ def test_a_run_that_is_asked_to_end_twice_ends_its_check_and_writes_its_receipt(
     command = [sys.executable, "-S", str(FILES / "checks"), "run", "--list", f"{tmp_path}/list.json",
                "--json", f"{tmp_path}/receipt.json"]  # fmt: skip
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as runner:
-        for _ in range(300):
-            if started.exists() and started.read_text().endswith("\n"):
-                break
-            time.sleep(0.1)
+        until(lambda: started.exists() and started.read_text().endswith("\n"))
         runner.send_signal(number)
         runner.send_signal(number)
-        assert runner.wait(30) == 1
+        assert runner.wait(300) == 1
     assert json.loads((tmp_path / "receipt.json").read_text())["checks"][0]["reason"] == "interrupted"
     assert not Path("/proc", started.read_text().strip()).exists()
 
