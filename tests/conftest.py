@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 from oci_builder.build import BuildOptions, build
@@ -20,6 +21,9 @@ from oci_builder.build import BuildOptions, build
 for ignored in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
     if signal.getsignal(ignored) is signal.SIG_IGN:
         signal.signal(ignored, signal.default_int_handler if ignored is signal.SIGINT else signal.SIG_DFL)
+
+# The same examples everywhere, and no time that one may take: hypothesis does so by itself only where it knows the CI.
+hypothesis.settings.load_profile("ci")
 
 
 @dataclass(frozen=True)

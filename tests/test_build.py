@@ -53,7 +53,7 @@ def run(spec: Path, out: Path, cache: Path, *options: str, cwd: Path = ROOT, **e
     """Build to the end; its JSON result."""
     done = subprocess.run(
         command(spec, out, cache, "--json", *options), capture_output=True, cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **env}, timeout=120,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **env}, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr.decode()
     result: dict[str, Any] = json.loads(done.stdout)

@@ -192,7 +192,7 @@ def test_b037_skopeo_finds_the_image_by_the_name_of_the_record(quick: Built) -> 
     if shutil.which("skopeo") is None:
         pytest.skip("skopeo is not installed")
     asked = f"oci-archive:{quick.oci}:{quick.container['full_reference']}"
-    done = subprocess.run(["skopeo", "inspect", "--raw", asked], capture_output=True, timeout=60)
+    done = subprocess.run(["skopeo", "inspect", "--raw", asked], capture_output=True, timeout=300)
     assert done.returncode == 0, done.stderr.decode()
     assert "sha256:" + sha(done.stdout) == quick.container["manifest"]["digest"]
 

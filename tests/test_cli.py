@@ -32,7 +32,7 @@ START = (sys.executable, "-c", "import sys; from oci_builder.cli import main; sy
 def call(*words: str | Path, cwd: Path = ROOT, **env: str) -> subprocess.CompletedProcess[bytes]:
     """Run the command; whatever it was given, it must not answer with a traceback."""
     done = subprocess.run(
-        [*START, *map(str, words)], capture_output=True, cwd=cwd, timeout=120, stdin=subprocess.DEVNULL,
+        [*START, *map(str, words)], capture_output=True, cwd=cwd, timeout=300, stdin=subprocess.DEVNULL,
         env={**os.environ, "PYTHONPATH": str(ROOT), **env},
     )  # fmt: skip
     assert b"Traceback" not in done.stderr + done.stdout, done.stderr.decode(errors="replace")
@@ -246,7 +246,7 @@ def test_a_shell_completes(tmp_path: Path, words: str, found: str) -> None:
     program.chmod(0o755)
     env = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     asked = COMPLETE.format(script=tmp_path / "script", words=words)
-    done = subprocess.run(["bash", "-c", asked], capture_output=True, text=True, env=env, timeout=60)
+    done = subprocess.run(["bash", "-c", asked], capture_output=True, text=True, env=env, timeout=300)
     assert (done.stdout.strip(), done.stderr) == (found, "")
 
 
@@ -305,7 +305,7 @@ def test_closed_streams_take_no_files_number(quick: Built, tmp_path: Path, closi
     line = f'"$@" {closing}'
     words = [*START, "build", quick.spec, "--out", tmp_path / "out", "--cache", tmp_path / "cache", "--json"]
     done = subprocess.run(
-        ["sh", "-c", line, "sh", *map(str, words)], capture_output=True, cwd=ROOT, timeout=120,
+        ["sh", "-c", line, "sh", *map(str, words)], capture_output=True, cwd=ROOT, timeout=300,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     assert (done.returncode, b"Traceback" in done.stderr) == (0, False), done.stderr
@@ -381,6 +381,6 @@ def test_a_machine_that_gives_no_more(tmp_path: Path, verb: str, error: str, wor
     source = write(tmp_path / "a.tar", Lab([files(a=random.Random(1).randbytes(200_000))]).oci())
     prelude = f"import threading\ndef no(*_): raise {error}\nthreading._start_new_thread = no\n"
     words = [sys.executable, "-c", prelude + START[2], verb, str(source), *[str(tmp_path / "o")] * (verb == "unpack")]
-    done = subprocess.run(words, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=60)
+    done = subprocess.run(words, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=300)
     assert (done.returncode, word in done.stderr, "Traceback" in done.stderr) == (5, True, False), done.stderr
     assert [p.name for p in tmp_path.iterdir()] == ["a.tar"]

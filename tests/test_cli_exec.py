@@ -30,7 +30,7 @@ def run(cache: Path, *words: str | Path, program: str = MAIN, shell: str = 'exec
     """The command line, started by a line of shell."""
     command = ["sh", "-c", shell, "sh", sys.executable, "-c", program, *map(str, words)]
     environment = {**os.environ, "OCI_BUILDER_CACHE": str(cache)}
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
 
 
 def checks(folder: Path, value: object) -> Path:

@@ -54,7 +54,7 @@ def test_whole_surrogate_pairs_are_json() -> None:
 START = (sys.executable, "-c", "from oci_builder.cli import main; main()")
 
 
-def run(*words: object, timeout: float = 20) -> subprocess.CompletedProcess[str]:
+def run(*words: object, timeout: float = 300) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [*START, *map(str, words)], capture_output=True, text=True, timeout=timeout
     )

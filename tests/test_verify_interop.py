@@ -25,7 +25,7 @@ def need(program: str) -> str:
 
 
 def run(*command: str) -> None:
-    subprocess.run(command, check=True, capture_output=True, timeout=120)
+    subprocess.run(command, check=True, capture_output=True, timeout=300)
 
 
 @pytest.fixture

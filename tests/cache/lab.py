@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from oci_builder.build import FILES, BuildOptions, BuildResult, build
@@ -35,7 +34,7 @@ def python(code: str, argument: Path) -> subprocess.CompletedProcess[str]:
     """Run code in a process of its own; ``place`` is its argument, ``prune(days)`` prunes it."""
     env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
     argv = [sys.executable, "-c", PRELUDE + code, str(argument)]
-    return subprocess.run(argv, capture_output=True, text=True, env=env, timeout=120, check=False, cwd="/")
+    return subprocess.run(argv, capture_output=True, text=True, env=env, timeout=300, check=False, cwd="/")
 
 
 def building(place: Path, *, out: str = "out") -> subprocess.Popen[bytes]:
@@ -44,14 +43,6 @@ def building(place: Path, *, out: str = "out") -> subprocess.Popen[bytes]:
     argv += ["--cache", place / "cache", "--jobs", "1"]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.Popen(argv, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-
-
-def wait_until(true: Callable[[], bool]) -> None:
-    for _ in range(6000):
-        if true():
-            return
-        time.sleep(0.01)
-    raise AssertionError("it never came to be")
 
 
 def write_spec(place: Path, name: str, tag: str = "t", tier: str = "tier") -> Path:

@@ -79,7 +79,7 @@ class Lab:
         run = [sys.executable, "-c", "from oci_builder.cli import main; main()"]
         command = [*run, words[0], "--spec", "spec.json", "--trust", "trust.json", "--key", "key", *words[1:]]
         environment = {**os.environ, "PYTHONPATH": str(ROOT), **(env or {})}
-        return subprocess.run(command, cwd=self.root, capture_output=True, text=True, timeout=180, env=environment)
+        return subprocess.run(command, cwd=self.root, capture_output=True, text=True, timeout=300, env=environment)
 
     def result(self, name: str, *more: str, env: dict[str, str] | None = None) -> dict[str, Any]:
         """The stage's ``--json``."""

@@ -127,7 +127,7 @@ def run_probe(*prefix: str) -> subprocess.CompletedProcess[str]:
     with socket.create_server(("127.0.0.1", 0)) as server:
         command = [*prefix, sys.executable, "-c", PROBE, str(server.getsockname()[1])]
         env = {**os.environ, "PYTHONPATH": str(root)}
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, env=env, cwd=root)
+        return subprocess.run(command, capture_output=True, text=True, timeout=300, env=env, cwd=root)
 
 
 def test_there_is_no_network_but_a_loopback_of_its_own() -> None:

@@ -17,7 +17,7 @@ from oci_builder.engines.stages_relocation import NAME, with_relocation
 def judge(first: Path, second: Path) -> tuple[int, dict[str, object]]:
     (check,) = with_relocation((), "/opt/rt", ("one", "two"), True)
     argv = [sys.executable, *check.argv[1:4], str(first), str(second), check.argv[6]]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=300)
     return done.returncode, json.loads(done.stdout.splitlines()[-1])
 
 

@@ -56,7 +56,7 @@ class Zygote:
     def __exit__(self, *_: object) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
-        self._process.wait(30)
+        self._process.wait(300)
 
     def _line(self) -> dict[str, Any]:
         assert self._process.stdout is not None

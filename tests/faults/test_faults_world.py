@@ -203,7 +203,7 @@ def test_builds_into_one_folder_in_two_processes(bench: Bench, zygote: Zygote, t
     command = [sys.executable, "-c", "from oci_builder.cli import main; main()", *map(str, work.argv)]
     both = [subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) for _ in range(3)]
     for process in both:
-        _, text = process.communicate(timeout=120)
+        _, text = process.communicate(timeout=300)
         assert process.returncode in (0, 6) and "Traceback" not in text, text
     work.never_partial()
     work.finish(zygote)

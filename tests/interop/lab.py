@@ -43,14 +43,14 @@ class Programs:
                 env={**os.environ, **self.env}, start_new_session=True,
             )  # fmt: skip
 
-    def call(self, *words: str | Path, timeout: float = 180) -> subprocess.CompletedProcess[str]:
+    def call(self, *words: str | Path, timeout: float = 300) -> subprocess.CompletedProcess[str]:
         """Run a command to its end, whatever its exit status."""
         return subprocess.run(
             [*self.prefix, *map(str, words)], capture_output=True, text=True, timeout=timeout,
             stdin=subprocess.DEVNULL, env={**os.environ, **self.env}, errors="backslashreplace",
         )  # fmt: skip
 
-    def run(self, *words: str | Path, timeout: float = 180) -> str:
+    def run(self, *words: str | Path, timeout: float = 300) -> str:
         """Standard output of a command that must succeed."""
         done = self.call(*words, timeout=timeout)
         assert done.returncode == 0, f"{' '.join(map(str, words))}: {done.returncode}\n{done.stdout}\n{done.stderr}"
@@ -83,7 +83,7 @@ def stop(process: subprocess.Popen[bytes]) -> None:
     """Ask a server to end, then make it."""
     process.terminate()
     try:
-        process.wait(30)
+        process.wait(300)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()

@@ -89,7 +89,7 @@ class RunningPlane:
         """End it, and with it its containers."""
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
-            self._process.wait(30)
+            self._process.wait(300)
 
     def faults(self, **values: Any) -> None:
         """What goes wrong from now on (``modal_plane.Faults``); none given: nothing."""

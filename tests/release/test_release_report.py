@@ -188,7 +188,7 @@ def test_a_speck_beside_a_giant_still_has_a_place() -> None:
 
 def chromium(*arguments: str, home: Path) -> bytes:
     command = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={home}", *arguments]
-    return subprocess.run(command, capture_output=True, timeout=60, check=True).stdout
+    return subprocess.run(command, capture_output=True, timeout=300, check=True).stdout
 
 
 def test_a_page_replaces_a_file_and_nothing_else(folder: Path, tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ def script(
 ) -> subprocess.CompletedProcess[str]:
     base = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "NRL_PYTHON": PYTHON, "NRL_RETRY_SECONDS": "0"}
     return subprocess.run(
-        ["bash", str(run_as), *map(str, argv)], cwd=cwd, env={**base, **env}, capture_output=True, text=True, timeout=60
+        ["bash", str(run_as), *map(str, argv)], cwd=cwd, env={**base, **env}, capture_output=True, text=True, timeout=300
     )
 
 

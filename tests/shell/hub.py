@@ -200,7 +200,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if faults.hang_at:
             self.wfile.write(data[: faults.hang_at])
             self.wfile.flush()
-            self.hub.over.wait(60)
+            self.hub.over.wait(300)
             return
         self.wfile.write(data)
 

@@ -50,7 +50,7 @@ def run(shell: str, script: str, **env: str) -> subprocess.CompletedProcess[str]
     if shutil.which(words[0]) is None:
         pytest.skip(f"not installed: {words[0]}")
     given = {"PATH": os.environ["PATH"], "HOME": "/home/lab", **env}
-    return subprocess.run([*words, script], env=given, capture_output=True, text=True, timeout=30)
+    return subprocess.run([*words, script], env=given, capture_output=True, text=True, timeout=300)
 
 
 def environment(shell: str, script: str, **env: str) -> dict[str, str]:
@@ -195,7 +195,7 @@ def stranger(root: Path) -> Iterator[int]:
 def as_stranger(user: int, shell: str, script: str) -> subprocess.CompletedProcess[str]:
     words = ["setpriv", "--reuid", str(user), "--clear-groups", *shell.split(), script]
     env = {"PATH": "/usr/bin:/bin"}
-    return subprocess.run(words, env=env, cwd="/", capture_output=True, text=True, timeout=30, check=False)
+    return subprocess.run(words, env=env, cwd="/", capture_output=True, text=True, timeout=300, check=False)
 
 
 @pytest.mark.parametrize("shell", ["bash -eu -c", "zsh -f -eu -c"])
@@ -237,7 +237,7 @@ def test_another_shell_goes_on_unchanged(root: Path, shell: list[str]) -> None:
     if shutil.which(shell[0]) is None:
         pytest.skip(f"not installed: {shell[0]}")
     script = f". {root}/activate.sh; echo $? ${{NRL_RUNTIME_ROOT-none}}"
-    done = subprocess.run([*shell, "-c", script], capture_output=True, text=True, timeout=30)
+    done = subprocess.run([*shell, "-c", script], capture_output=True, text=True, timeout=300)
     assert done.stdout == "2 none\n" and done.stderr.count("\n") == 1 and "bash" in done.stderr
 
 

@@ -10,11 +10,11 @@ import shutil
 import signal
 import subprocess
 import tarfile
-import time
 from pathlib import Path
 
 import pytest
 
+from tests.lab.waits import until
 from tests.shell.ensure import PYTHON, SCRIPT, archive_of, fetch, member, script, sha
 from tests.shell.hub import Hub
 
@@ -43,11 +43,7 @@ def parts(folder: Path) -> list[Path]:
 
 
 def wait_for_part(folder: Path) -> None:
-    for _ in range(3000):
-        if any(part.stat().st_size for part in parts(folder)):
-            return
-        time.sleep(0.01)
-    raise AssertionError("nothing came")
+    until(lambda: any(part.stat().st_size for part in parts(folder)))
 
 
 def test_the_script_alone_stops_a_download_at_once(hub: Hub, tmp_path: Path) -> None:
@@ -56,7 +52,7 @@ def test_the_script_alone_stops_a_download_at_once(hub: Hub, tmp_path: Path) -> 
     run = started(hub, tmp_path / "in/rt")
     wait_for_part(tmp_path / "in")
     run.send_signal(signal.SIGTERM)
-    _, said = run.communicate(timeout=15)
+    _, said = run.communicate(timeout=300)
     assert run.returncode == 143 and "continued next time" in said, said
     hub.faults.hang_at = 0
     done = fetch(hub, tmp_path / "in/rt")
@@ -81,7 +77,7 @@ def test_without_locks_what_a_dead_start_left_is_continued(hub: Hub, tmp_path: P
     first = started(hub, tmp_path / "in/rt", LD_PRELOAD=no_locks)
     wait_for_part(tmp_path / "in")
     first.send_signal(signal.SIGTERM)
-    first.communicate(timeout=15)
+    first.communicate(timeout=300)
     hub.faults.hang_at = 0
     done = fetch(hub, tmp_path / "in/rt", LD_PRELOAD=no_locks)
     assert done.returncode == 0 and "continuing at" in done.stderr, done.stderr

@@ -20,7 +20,7 @@ def archive(tmp_path: Path) -> Path:
 def bare(*argv: object, **env: str) -> subprocess.CompletedProcess[str]:
     """With these variables alone."""
     given = {"PATH": os.environ["PATH"], "NRL_PYTHON": PYTHON, **env}
-    return subprocess.run(["bash", str(SCRIPT), *map(str, argv)], env=given, capture_output=True, text=True, timeout=60)
+    return subprocess.run(["bash", str(SCRIPT), *map(str, argv)], env=given, capture_output=True, text=True, timeout=300)
 
 
 def test_without_home_and_prefix_nothing_is_installed_below_the_root(archive: Path) -> None:
@@ -53,7 +53,7 @@ def test_who_may_not_write_there_can_check_what_is_installed(archive: Path, tmp_
     argv = ["setpriv", "--reuid", "65534", "--clear-groups", "bash", SCRIPT, archive, sha(archive)]
     env = {"PATH": "/usr/bin:/bin"}
     for prefix, status, word in (("rt", 0, "is intact"), ("other", 5, "cannot write beside")):
-        done = subprocess.run([*argv, tmp_path / prefix], env=env, capture_output=True, text=True, timeout=60)
+        done = subprocess.run([*argv, tmp_path / prefix], env=env, capture_output=True, text=True, timeout=300)
         assert (done.returncode, word in done.stderr, "line " in done.stderr) == (status, True, False), done.stderr
 
 

@@ -41,7 +41,7 @@ def shared(tmp_path: Path) -> Path:
 def by(user: int, *argv: object, **env: str) -> subprocess.CompletedProcess[str]:
     words = ["setpriv", "--reuid", str(user), "--clear-groups", *map(str, argv)]
     given = {"PATH": "/usr/bin:/bin", **env}
-    return subprocess.run(words, env=given, cwd="/", capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(words, env=given, cwd="/", capture_output=True, text=True, timeout=300, check=False)
 
 
 @ROOT_ONLY
@@ -181,7 +181,7 @@ def test_what_a_caller_exported_does_not_matter(archive: Path, tmp_path: Path, s
     env = {"PATH": os.environ["PATH"], "NRL_PYTHON": PYTHON, **given}
     for word in ("installed in", "is intact"):
         argv = [shell, SCRIPT, archive, sha(archive), tmp_path / "rt"]
-        done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=300, check=False)
         assert done.returncode == 0 and word in done.stderr, done.stderr
 
 
@@ -199,7 +199,7 @@ def test_downloads_in_every_bash(hub: Hub, tmp_path: Path, shell: str) -> None:
     hub.faults.drops, hub.faults.drop_at = 1, 3000
     env = {"PROXY": hub.proxy, "CURL_CA_BUNDLE": str(hub.ca), "NRL_RETRY_SECONDS": "0", "NRL_PYTHON": PYTHON}
     argv = [shell, SCRIPT, hub.url, hashlib.sha256(hub.data).hexdigest(), tmp_path / "rt"]
-    done = subprocess.run(argv, env={"PATH": os.environ["PATH"], **env}, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(argv, env={"PATH": os.environ["PATH"], **env}, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0 and "continuing at" in done.stderr, done.stderr
 
 
@@ -234,5 +234,5 @@ def test_it_is_installed_where_nobody_listens(archive: Path, tmp_path: Path) -> 
     """A daemon's start, without standard streams."""
     argv = ["bash", "-c", 'exec <&- >&- 2>&-; exec bash "$@"', "-", SCRIPT, archive, sha(archive), tmp_path / "rt"]
     for _ in range(2):
-        done = subprocess.run(argv, env={"PATH": os.environ["PATH"], "NRL_PYTHON": PYTHON}, timeout=60, check=False)
+        done = subprocess.run(argv, env={"PATH": os.environ["PATH"], "NRL_PYTHON": PYTHON}, timeout=300, check=False)
         assert done.returncode == 0 and (tmp_path / "rt/envs/base/data").exists()

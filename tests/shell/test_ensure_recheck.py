@@ -6,15 +6,17 @@ import gzip
 import hashlib
 import json
 import os
+import shutil
 import signal
 import stat
 import subprocess
 import tarfile
-import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.lab.waits import until
 from tests.shell.ensure import PYTHON, SCRIPT, archive_of, member, script, sha
 
 LIB = "envs/base/lib/python3.13/site-packages"
@@ -128,38 +130,40 @@ def large(tmp_path: Path) -> Path:
     return path
 
 
-def started(archive: Path, prefix: Path) -> subprocess.Popen[str]:
-    """A start in a session of its own, in the middle of unpacking."""
+def ended_midway(archive: Path, prefix: Path, end: Callable[[int], None]) -> tuple[int, str]:
+    """Status and words of a start in a session of its own that ``end`` met in the middle of unpacking.
+
+    One that was done before we got to it does not count.
+    """
+    prefix.parent.mkdir()
     argv = ["bash", str(SCRIPT), str(archive), sha(archive), str(prefix)]
     env = {"PATH": os.environ["PATH"], "NRL_PYTHON": PYTHON}
-    run = subprocess.Popen(
-        argv, env=env, start_new_session=True, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
-    )
-    for _ in range(3000):
-        if any(place.joinpath("opt/rt/envs/base/lib/1").exists() for place in prefix.parent.glob(".rt.staging-*")):
-            return run
-        time.sleep(0.01)
-    raise AssertionError(run.communicate())
+    for _ in range(20):
+        run = subprocess.Popen(
+            argv, env=env, start_new_session=True, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+        )
+        until(lambda: any(prefix.parent.glob(".rt.staging-*/opt/rt/envs/base/lib/1")) or prefix.exists())
+        end(run.pid)
+        _, said = run.communicate(timeout=300)
+        if not prefix.exists():
+            return run.returncode, said
+        shutil.rmtree(prefix)
+    raise AssertionError("it is always done before")
 
 
 @pytest.mark.parametrize("whom", ["group", "script"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_ends_it_with_a_word(large: Path, tmp_path: Path, number: signal.Signals, whom: str) -> None:
     """Slurm sends SIGTERM to all or to the script alone, a terminal SIGINT to all."""
-    (tmp_path / "in").mkdir()
-    run = started(large, tmp_path / "in/rt")
-    (os.killpg if whom == "group" else os.kill)(run.pid, number)
-    _, said = run.communicate(timeout=20)
-    assert run.returncode == 128 + number and "Traceback" not in said
+    kill = os.killpg if whom == "group" else os.kill
+    status, said = ended_midway(large, tmp_path / "in/rt", lambda pid: kill(pid, number))
+    assert status == 128 + number and "Traceback" not in said
     assert "stopped by SIG" in said and "the next start removes it" in said
     assert [p.name for p in (tmp_path / "in").iterdir()] == [".rt.failed"]
 
 
 def test_what_a_killed_start_left_is_removed_by_the_next(large: Path, archive: Path, tmp_path: Path) -> None:
-    (tmp_path / "in").mkdir()
-    run = started(large, tmp_path / "in/rt")
-    os.killpg(run.pid, signal.SIGKILL)
-    run.communicate()
+    ended_midway(large, tmp_path / "in/rt", lambda pid: os.killpg(pid, signal.SIGKILL))
     left = [p.name for p in (tmp_path / "in").iterdir() if "staging" in p.name]
     strange = tmp_path / "in/.rt.staging-another.host-7"
     strange.mkdir()

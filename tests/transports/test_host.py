@@ -44,7 +44,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Image, P
 
 
 def run(root: Path, *command: str) -> str:
-    done = subprocess.run(["chroot", root, *command], env=ENV, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(["chroot", root, *command], env=ENV, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -49,5 +49,5 @@ class Case(unittest.TestCase):
         """Run a program to its end, whatever its exit status."""
         given = {"PATH": os.environ.get("PATH", os.defpath), "HOME": "/nonexistent", **env}
         return subprocess.run(
-            [str(w) for w in words], env=given, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL
+            [str(w) for w in words], env=given, capture_output=True, text=True, timeout=300, stdin=subprocess.DEVNULL
         )

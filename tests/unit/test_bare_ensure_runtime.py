@@ -102,7 +102,7 @@ class EnsureRuntime(Case):
         argv = ["bash", str(FILES / "ensure_runtime.sh"), str(self.archive), self.sha, str(self.prefix)]
         env = {"PATH": os.environ.get("PATH", os.defpath), "HOME": "/nonexistent", "NRL_PYTHON": PYTHON}
         started = [subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(4)]
-        answers = [(p.communicate(timeout=120)[0], p.returncode) for p in started]
+        answers = [(p.communicate(timeout=300)[0], p.returncode) for p in started]
         self.assertEqual(answers, [(f"{self.prefix}\n".encode(), 0)] * 4)
 
     def test_addresses_other_than_the_hub_are_refused(self) -> None:

@@ -274,7 +274,7 @@ def test_a_generator_left_behind_is_finished_without_waiting() -> None:
     blob = Codec().compress(TEXT) * 20
 
     def slow(packed: memoryview) -> bytes:
-        release.wait(20)
+        release.wait(300)
         return b"x"
 
     pull = Pull([Codec().compress(b"first") + blob])
