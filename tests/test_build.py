@@ -271,22 +271,29 @@ def big_tier(folder: Path, megabytes: int = 24) -> Path:
 
 
 def test_killed_at_any_moment_nothing_partial_is_visible(tmp_path: Path) -> None:
-    """kill -9, again and again a little later; then the next run ends well, with the same bytes."""
+    """kill -9, again and again; then the next run ends well, with the same bytes."""
     spec = write_spec(tmp_path, {"big": big_tier(tmp_path)})
     good = build(spec, tmp_path / "good", BuildOptions(tmp_path / "other cache"))
     out, cache = tmp_path / "out", tmp_path / "cache"
-    kills = 0
-    for delay in (0.25, 0.35, 0.45, 0.55, 0.65, 0.8, 1.0):
+    kills, start, rng = 0, time.monotonic(), random.Random(7)
+    run(spec, tmp_path / "whole", tmp_path / "another cache")
+    seconds = time.monotonic() - start
+    for _ in range(60):
         process = subprocess.Popen(command(spec, out, cache), stdout=-3, stderr=-3, cwd=ROOT, start_new_session=True)
-        time.sleep(delay)
-        if process.poll() is None:
+        try:
+            assert process.wait(seconds * rng.uniform(0.3, 1)) == 0
+            seconds *= 0.8
+            shutil.rmtree(cache)
+        except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             kills += 1
-        process.wait()
+            process.wait()
         for name in FILES:
             if (out / name).exists():
                 assert digests(good.out)[name] == hashlib.sha256((out / name).read_bytes()).hexdigest()
-    assert kills >= 2
+        if kills == 5:
+            break
+    assert kills == 5
     run(spec, out, cache)
     assert digests(out) == digests(good.out)
     assert sorted(p.name for p in out.iterdir()) == sorted(FILES), "what a dead build left is cleared away"

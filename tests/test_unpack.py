@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import tarfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -279,17 +278,22 @@ def test_b199_removal_stops_at_a_mount(tmp_path: Path) -> None:
         assert (mounted / "precious").read_text() == "x"
 
 
+# Stands still after as many files as it is told to write, if it is told a number.
 SLOW = """
 import sys, time
 from pathlib import Path
 from oci_builder.unpack import unpack_image
 from oci_builder.rootfs import apply
-write = apply._write
+write, left = apply._write, int(sys.argv[3])
 def slow(fd, pieces):
+    global left
     write(fd, pieces)
+    left -= 1
+    if not left:
+        print("held", flush=True)
+        time.sleep(3600)
     time.sleep(0.01)
 apply._write = slow
-print("go", flush=True)
 unpack_image(Path(sys.argv[1]), Path(sys.argv[2]))
 """
 
@@ -299,10 +303,9 @@ def test_kill_9_leaves_nothing_that_the_next_run_does_not_remove(tmp_path: Path)
     env = os.environ | {"PYTHONPATH": os.getcwd()}
     rng = random.Random(3)
     for _ in range(5):
-        child = subprocess.Popen([sys.executable, "-c", SLOW, archive, tmp_path / "dest"], env=env, stdout=-1)
-        assert child.stdout is not None
-        child.stdout.readline()
-        time.sleep(rng.random() * 0.8)
+        command = [sys.executable, "-c", SLOW, archive, tmp_path / "dest", str(rng.randint(1, 100))]
+        child = subprocess.Popen(command, env=env, stdout=-1)
+        assert child.stdout is not None and child.stdout.readline() == b"held\n"
         child.send_signal(signal.SIGKILL)
         child.communicate()
         assert not (tmp_path / "dest").exists()
@@ -314,7 +317,7 @@ def test_kill_9_leaves_nothing_that_the_next_run_does_not_remove(tmp_path: Path)
 def test_two_at_once_one_wins(tmp_path: Path) -> None:
     archive = write(tmp_path / "a", Lab(layers=[files(**{f"f{n}": b"x" for n in range(30)})]).oci())
     env = os.environ | {"PYTHONPATH": os.getcwd()}
-    command = [sys.executable, "-c", SLOW, archive, tmp_path / "dest"]
+    command = [sys.executable, "-c", SLOW, archive, tmp_path / "dest", "0"]
     children = [subprocess.Popen(command, env=env, stdout=-1, stderr=-1, text=True) for _ in range(2)]
     ends = [child.communicate()[1] for child in children]
     assert sorted(child.returncode for child in children) == [0, 1]

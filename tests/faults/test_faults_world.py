@@ -181,7 +181,7 @@ def at_once(actions: list[Callable[[], object]]) -> list[object]:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(120)
+        thread.join(300)
     return found
 
 

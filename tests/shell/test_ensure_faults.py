@@ -35,7 +35,9 @@ def started(hub: Hub, prefix: Path, **env: str) -> subprocess.Popen[str]:
     base = {"PATH": os.environ["PATH"], "NRL_PYTHON": PYTHON, "PROXY": hub.proxy, "CURL_CA_BUNDLE": str(hub.ca)}
     argv = ["bash", str(SCRIPT), hub.url, hashlib.sha256(hub.data).hexdigest(), str(prefix)]
     prefix.parent.mkdir(exist_ok=True)
-    return subprocess.Popen(argv, env={**base, **env}, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    return subprocess.Popen(
+        argv, env={**base, **env}, start_new_session=True, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+    )
 
 
 def parts(folder: Path) -> list[Path]:
@@ -68,7 +70,7 @@ def test_starts_without_locks_do_not_share_a_download(hub: Hub, tmp_path: Path, 
     second = fetch(hub, tmp_path / "in/rt", LD_PRELOAD=no_locks)
     assert second.returncode == 0 and "continuing" not in second.stderr, second.stderr
     assert len(parts(tmp_path / "in")) == 1
-    first.kill()
+    os.killpg(first.pid, signal.SIGKILL)  # with its curl, which would wait for more
     first.communicate()
 
 
