@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import time
 
 import pytest
 
 from chroot_exec.result import parse_result
 from oci_builder.model.errors import OciBuilderError
 from oci_builder.model.receipts import Receipt, parse_closed, refuse_folded
+from tests.lab.oracle import within
 
 BAD = {
     "a key twice": '{"outcome": "fail", "outcome": "pass", "reason": "r"}',
@@ -61,10 +61,8 @@ def test_a_good_result_is_one_that_receipts_can_carry(text: str) -> None:
 
 
 def test_hostile_quotes_take_no_time() -> None:
-    started = time.monotonic()
-    with pytest.raises(ValueError, match="not JSON"):
+    with within(5), pytest.raises(ValueError, match="not JSON"):
         parse_result('"\\' * 200_000)
-    assert time.monotonic() - started < 5
 
 
 def test_what_is_refused_here_would_be_refused_in_a_receipt() -> None:

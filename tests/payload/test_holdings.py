@@ -101,7 +101,7 @@ def test_an_interpreter_stays_while_an_environment_runs_off_it(tmp_path: Path) -
     (work / "uv-cache/python/cpython-3.12-linux").symlink_to("cpython-3.12.9-linux")
     (work / name / "base/bin").mkdir(parents=True)
     (work / name / "base/bin/python").symlink_to(work / "uv-cache/python/cpython-3.13.1-linux/bin/python3")
-    (work / "uses.json").write_text(json.dumps({"uses": {"s": [[name]]}, "when": {"s": int(time.time()) + 9}}))
+    (work / "uses.json").write_text(json.dumps({"uses": {"s": [[name]]}, "when": {"s": int(time.time()) + 10**6}}))
     made = max(changed_at(p) for p in (work / "uv-cache/python").iterdir())
     while time.time() < made + 1:
         time.sleep(0.05)
@@ -119,7 +119,7 @@ def test_a_repository_stays_while_a_checkout_borrows_of_it(tmp_path: Path) -> No
         (folder / ".git/objects/info/alternates").write_text(f"{sources}/{bare}.git/objects\n")
     note_use(sources.parent, "spec", [f"sources/{checkout.name}"])
     uses = json.loads((sources.parent / "uses.json").read_text())
-    (sources.parent / "uses.json").write_text(json.dumps({**uses, "when": {"spec": int(time.time()) + 9}}))
+    (sources.parent / "uses.json").write_text(json.dumps({**uses, "when": {"spec": int(time.time()) + 10**6}}))
     done = prune_cache(tmp_path / "cache", PruneOptions(keep_days=0))
     assert [one.place.name for one in done.removed] == [f"other-{'c' * 16}.git"] and done.before.foreign == []
 

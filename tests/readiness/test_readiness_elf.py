@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import random
-import time
 from pathlib import Path
 
 from oci_builder.payload.elf import BadElf, read_elf
 from oci_builder.payload.fatbin import MemorySource
 from oci_builder.payload.readiness.facts import FileFacts, wanted
+from tests.lab.oracle import within
 from tests.readiness.lab import cubin, entry, fatbin, library, needs_gcc
 
 
@@ -43,21 +43,20 @@ def test_a_cpu_level_note_is_read(tmp_path: Path) -> None:
 def test_random_damage_never_does_more_than_say_no(tmp_path: Path) -> None:
     good = library(tmp_path / "x.so", code=fatbin(entry("sass", 100))).read_bytes()
     dice = random.Random(9)
-    start = time.monotonic()
     refused = 0
-    for round_ in range(1500):
-        data = bytearray(good)
-        # Headers and the tables at the end decide; most of the file is padding.
-        for _ in range(dice.randint(1, 6)):
-            where = dice.randrange(64) if round_ % 2 else dice.randrange(len(data))
-            data[where] = dice.randrange(256)
-        data[:4] = b"\x7fELF"
-        try:
-            read_elf(MemorySource(bytes(data)))
-        except BadElf:
-            refused += 1
+    with within(20):
+        for round_ in range(1500):
+            data = bytearray(good)
+            # Headers and the tables at the end decide; most of the file is padding.
+            for _ in range(dice.randint(1, 6)):
+                where = dice.randrange(64) if round_ % 2 else dice.randrange(len(data))
+                data[where] = dice.randrange(256)
+            data[:4] = b"\x7fELF"
+            try:
+                read_elf(MemorySource(bytes(data)))
+            except BadElf:
+                refused += 1
     assert refused > 100
-    assert time.monotonic() - start < 20
 
 
 def test_headers_that_claim_more_than_the_file_has_are_refused_at_once() -> None:
@@ -65,10 +64,9 @@ def test_headers_that_claim_more_than_the_file_has_are_refused_at_once() -> None
     head[16:24] = bytes.fromhex("03003e0001000000")
     head[40:48] = (64).to_bytes(8, "little")
     head[58:64] = (64).to_bytes(2, "little") + (65535).to_bytes(2, "little") + bytes(2)
-    start = time.monotonic()
-    found = facts(b"x.so", bytes(head))
+    with within(1):
+        found = facts(b"x.so", bytes(head))
     assert found is not None and found.bad
-    assert time.monotonic() - start < 1
 
 
 def test_files_of_no_interest_are_not_read() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-import time
+from contextlib import suppress
 
 import pytest
 
@@ -16,6 +16,7 @@ from oci_builder.payload.fatbin import (
     read_container,
     section_containers,
 )
+from tests.lab.oracle import within
 from tests.readiness.lab import entry, fatbin
 
 
@@ -80,14 +81,11 @@ def test_known_ranges_are_skipped() -> None:
 def test_random_damage_never_does_more_than_say_no() -> None:
     dice = random.Random(9)
     good = fatbin(entry("sass", 80), entry("ptx", 90)) + bytes(16) + fatbin(entry("sass", 100, "f"))
-    start = time.monotonic()
-    for _ in range(3000):
-        data = bytearray(good)
-        for _ in range(dice.randint(1, 4)):
-            data[dice.randrange(len(data))] = dice.randrange(256)
-        list(embedded_containers(MemorySource(bytes(data))))
-        try:
-            codes(bytes(data))
-        except BadFatbin:
-            pass
-    assert time.monotonic() - start < 10
+    with within(10):
+        for _ in range(3000):
+            data = bytearray(good)
+            for _ in range(dice.randint(1, 4)):
+                data[dice.randrange(len(data))] = dice.randrange(256)
+            list(embedded_containers(MemorySource(bytes(data))))
+            with suppress(BadFatbin):
+                codes(bytes(data))

@@ -6,7 +6,6 @@ import base64
 import hashlib
 import random
 import string
-import time
 import zlib
 
 import pytest
@@ -17,6 +16,7 @@ from oci_builder.model.redact import redact, redact_url, redact_value, secret_va
 from oci_builder.release.scan import scan_file
 from oci_builder.release.secrets import ScanOptions
 from oci_builder.release.signing import new_key, save_key
+from tests.lab.oracle import within
 
 RANDOM = random.Random(7)
 BASE62 = string.digits + string.ascii_uppercase + string.ascii_lowercase
@@ -174,9 +174,8 @@ def test_hostile_text_does_not_slow_the_scan() -> None:
     """Nearly-matches, back to back: the time stays proportional to the size."""
     for piece in (b"-----BEGIN PRIVATE KEY-----", b'"auth" : ', b"xoxb-1-2-", b"hf_", b"-----BEGIN "):
         data = piece * (1_000_000 // len(piece))
-        began = time.process_time()
-        kinds(data, cut=1 << 16)
-        assert time.process_time() - began < 30, piece
+        with within(30):
+            kinds(data, cut=1 << 16)
 
 
 class TestRedaction:
@@ -249,6 +248,5 @@ class TestRedaction:
 
     def test_it_is_fast_on_hostile_text(self) -> None:
         for piece in ("a://", "token", "?sig=", "://" + "a" * 60, "authorization: "):
-            began = time.process_time()
-            redact(piece * (200_000 // len(piece)))
-            assert time.process_time() - began < 30, piece
+            with within(30):
+                redact(piece * (200_000 // len(piece)))
