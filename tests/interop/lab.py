@@ -20,7 +20,7 @@ import pytest
 SCRIPT = Path(__file__).with_name("clients.sh")
 HELLO = "/opt/rt/envs/one/bin/hello"
 SAYS = "VALUE = 'one'\n"
-START_SECONDS = 60
+START_SECONDS = 300
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def stop(process: subprocess.Popen[bytes]) -> None:
     """Ask a server to end, then make it."""
     process.terminate()
     try:
-        process.wait(300)
+        process.wait(60)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
