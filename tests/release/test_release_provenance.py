@@ -153,11 +153,10 @@ class TestVerb:
     def test_sign_then_verify(self, place: Path) -> None:
         subjects = archive_digests([place / PORTABLE])
         path = sign_receipt(place / "said.json", place / "out", subjects, place / "key")
-        now = utc_now().replace(year=2026, month=12, day=1)
-        verdict = verify_receipt(path, place / "trust.json", now, subjects)
+        verdict = verify_receipt(path, place / "trust.json", NOW, subjects)
         assert (verdict.answer.value, show_receipt(verdict)["receipt"]["stage"]) == ("verified", "container")
         (place / PORTABLE).write_bytes(b"archivf")
-        changed = verify_receipt(path, place / "trust.json", now, archive_digests([place / PORTABLE]))
+        changed = verify_receipt(path, place / "trust.json", NOW, archive_digests([place / PORTABLE]))
         assert (changed.answer.value, changed.answer.exit_status) == ("failed", 3)
 
     @pytest.mark.parametrize("kind", ["receipt", "provenance"])
@@ -170,7 +169,7 @@ class TestVerb:
             path.write_bytes(load_key(place / "key").sign(provenance(spec(), subjects, [], run)))
         (place / "other.tar").write_bytes(b"anything")
         asked = archive_digests([place / PORTABLE, place / "other.tar"])
-        verdict = verify_receipt(path, place / "trust.json", utc_now().replace(year=2026, month=12, day=1), asked)
+        verdict = verify_receipt(path, place / "trust.json", NOW, asked)
         assert (verdict.answer, verdict.answer.exit_status) == (Answer.CANNOT_TELL, 1)
         assert (verdict.code, verdict.reasons) == ("receipt.subject", ("it does not name 'other.tar'",))
 
@@ -196,9 +195,7 @@ class TestVerb:
         run = BuildRun("run-1", "2026-05-01T10:00:00Z", "2026-05-01T10:05:00Z", {})
         made = load_key(place / "key").sign(provenance(spec(), SUBJECTS, [], run))
         (place / "provenance.json").write_bytes(made)
-        verdict = verify_receipt(
-            place / "provenance.json", place / "trust.json", utc_now().replace(year=2026), SUBJECTS
-        )
+        verdict = verify_receipt(place / "provenance.json", place / "trust.json", NOW, SUBJECTS)
         assert verdict.answer is Answer.VERIFIED
 
     def test_what_is_no_receipt_is_not_signed(self, place: Path) -> None:

@@ -177,12 +177,9 @@ def test_what_is_mounted_in_what_a_start_left_is_not_removed(large: Path, archiv
     """Kept for diagnosis: whoever looks into it with something of the host's mounted there keeps that (B199)."""
     if subprocess.run(["unshare", "-rm", "true"], capture_output=True).returncode:
         pytest.skip("no namespaces here")
-    for name in ("in", "precious"):
-        (tmp_path / name).mkdir()
+    (tmp_path / "precious").mkdir()
     (tmp_path / "precious/file").write_text("x")
-    run = started(large, tmp_path / "in/rt")
-    os.killpg(run.pid, signal.SIGKILL)
-    run.communicate()
+    ended_midway(large, tmp_path / "in/rt", lambda pid: os.killpg(pid, signal.SIGKILL))
     (left,) = [p for p in (tmp_path / "in").iterdir() if "staging" in p.name]
     (left / "a b").mkdir()
     mounted = f'mount --bind "{tmp_path}/precious" "{left}/a b" && exec bash "$@"'
