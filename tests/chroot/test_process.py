@@ -10,12 +10,13 @@ import selectors
 import signal
 import subprocess
 import time
+import types
 import unittest
 import unittest.mock
 from pathlib import Path
 from typing import Any
 
-from chroot_exec import process, receipt
+from chroot_exec import cudaprobe, process, receipt
 from tests.chroot.lab import WAIT, SandboxCase, any_word, processes_with, until
 
 
@@ -351,6 +352,15 @@ class OurOwnTime(unittest.TestCase):
         with self.assertRaises(TimeoutError), receipt._time_limit(0.2):
             while True:
                 pass
+
+    def test_what_cuda_said_outlasts_a_try_without_an_answer(self) -> None:
+        """Else a fabric that is not ready is called a driver that hangs, as the last try has a second only."""
+        said, clock = iter([{"cuInit": 802, "devices": []}, {}]), itertools.count()
+        with (
+            unittest.mock.patch.object(cudaprobe, "_in_child", lambda *_: next(said)),
+            unittest.mock.patch.object(cudaprobe, "time", types.SimpleNamespace(monotonic=lambda: next(clock), sleep=id)),
+        ):
+            self.assertEqual(cudaprobe.wait_ready("", {}, 5, lambda: None)[1], "gpu.not_ready")
 
 
 class AsRoot(Properties, SandboxCase):
