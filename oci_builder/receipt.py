@@ -60,9 +60,11 @@ def sign_receipt(source: Path, folder: Path, subjects: Mapping[str, str], key: P
     """Sign a receipt's JSON (the predicate) about ``subjects`` and create its file in ``folder``.
 
     Raises:
-        FormatError: ``json.*``, ``receipt.*``; PolicyError: ``key.mode``; ConflictError: ``release.exists``;
-        TransportError: ``io.*``.
+        SpecError: ``spec.path``: there is no such folder. FormatError: ``json.*``, ``receipt.*``;
+        PolicyError: ``key.mode``; ConflictError: ``release.exists``; TransportError: ``io.*``.
     """
+    if not folder.is_dir():
+        raise SpecError("spec.path", f"{show(str(folder))} is no folder; make it, or name one", where=str(folder))
     receipt = parse_closed(Receipt, read_file(source, 4 << 20), str(source))
     return write_receipt(folder, receipt, subjects, load_key(key))
 

@@ -283,7 +283,9 @@ class ReleaseFolder:
             where = str(self.root)
             raise CheckFailed("qualification.missing", f"{show(where)}: no {QUALIFICATION}", where=where)
         fresh = self.evaluate(gates, policy, parse_time(recorded["evaluated_at"]), spec).to_json()
-        differing = sorted(k for k in fresh.keys() | recorded.keys() if fresh.get(k) != recorded.get(k))
+        nothing = object()  # a key that is not there is not one without a value
+        keys = fresh.keys() | recorded.keys()
+        differing = sorted(k for k in keys if fresh.get(k, nothing) != recorded.get(k, nothing))
         if differing:
             raise CheckFailed(
                 "qualification.differs",

@@ -76,7 +76,8 @@ def test_a_wrong_name_is_a_wrong_input(verb: str, option: str, value: str, run: 
 
 
 @pytest.mark.parametrize("words", [("receipt", "verify", "gone"), ("receipt", "show", "gone"), ("qualification", "gone"),
-                                   ("sbom", "gone"), ("receipt", "sign", "gone", "dist", "--archive", "gone", "--key", "key")])  # fmt: skip
+                                   ("sbom", "gone"), ("receipt", "sign", "gone", "dist", "--archive", "gone", "--key", "key"),
+                                   ("receipt", "sign", "spec.json", "gone", "--archive", "spec.json", "--key", "key")])  # fmt: skip
 def test_a_subject_that_is_not_there_is_a_wrong_input(words: tuple[str, ...], run: Run) -> None:
     status, _, err = run(*words)
     assert (status, err.startswith("error[")) == (2, True), err
