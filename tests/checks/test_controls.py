@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import checks_lab  # noqa: F401
@@ -33,6 +34,72 @@ def test_an_optimizer_that_does_not_move_is_no_training(monkeypatch: pytest.Monk
     result = Result()
     training.train(result, checkpoint.make_checkpoint(tmp_path), "cpu", "sdpa")
     assert "AdamW moved nothing" in "; ".join(result.reasons)
+
+
+class Uncorrected(torch.optim.AdamW):
+    """An AdamW that does not correct its means for their beginning at zero: it learns all the same."""
+
+    def step(self, closure: Any = None) -> Any:
+        with torch.no_grad():
+            for group in self.param_groups:
+                for p in group["params"]:
+                    state = self.state[p]
+                    mean, square = state.setdefault("mean", p.grad * 0), state.setdefault("square", p.grad * 0)
+                    mean.lerp_(p.grad, 0.1)
+                    square.mul_(0.999).addcmul_(p.grad, p.grad, value=0.001)
+                    p.addcdiv_(mean, square.sqrt() + 1e-8, value=-group["lr"])
+
+
+class Halved(torch.optim.AdamW):
+    """An AdamW with half of the rate that it was given."""
+
+    def __init__(self, parameters: Any, lr: float) -> None:
+        super().__init__(parameters, lr=lr / 2)
+
+
+@MODELS
+@pytest.mark.parametrize("broken", [Uncorrected, Halved])
+def test_an_optimizer_that_is_not_adamw_is_seen_though_it_learns(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, broken: type
+) -> None:
+    """Each value's first step is known: the rate, against the gradient's sign."""
+    monkeypatch.setattr(torch.optim, "AdamW", broken)
+    result = Result()
+    training.train(result, checkpoint.make_checkpoint(tmp_path), "cpu", "sdpa")
+    assert len(result.reasons) == 1, result.reasons
+    assert "AdamW's first step is off" in result.reasons[0]
+
+
+@MODELS
+def test_the_fused_way_of_a_gpu_s_adamw_is_within_the_bound(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """On a GPU torch goes through all parameters at once."""
+    adamw = torch.optim.AdamW
+    monkeypatch.setattr(torch.optim, "AdamW", lambda parameters, lr: adamw(parameters, lr=lr, foreach=True))
+    result = Result()
+    training.train(result, checkpoint.make_checkpoint(tmp_path), "cpu", "sdpa")
+    assert result.outcome == "pass", result.reasons
+    assert result.details["sdpa"]["update_off"] < training.UPDATE_BOUND / 2
+
+
+@MODELS
+def test_another_attention_than_the_one_asked_for_is_seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A loader that falls back computes right, and flash attention was never tried."""
+    right = checkpoint.load
+    monkeypatch.setattr(checkpoint, "load", lambda folder, device, dtype, attention="": right(folder, device, dtype))
+    monkeypatch.setattr(training, "STEPS", 1)
+    result = Result()
+    training.train(result, checkpoint.make_checkpoint(tmp_path), "cpu", "eager", load=checkpoint.load)
+    assert "eager: the model's attention is sdpa" in result.reasons
+
+
+@pytest.mark.parametrize(("uuid", "reasons"), [("1", 0), ("2", 1)])
+def test_torch_must_compute_on_a_gpu_that_the_driver_lists(
+    monkeypatch: pytest.MonkeyPatch, uuid: str, reasons: int
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid=uuid))
+    result = Result(details={"gpus": [{"uuid": "GPU-1"}]})
+    training.same_gpu(result)
+    assert len(result.reasons) == reasons
 
 
 class Scaled(torch.autograd.Function):
@@ -84,8 +151,11 @@ def engine(folder: Path, fault: str) -> tuple[list[Any], list[Any]]:
     for number, prompt in enumerate(checkpoint.prompts(4, generation.PROMPT_TOKENS, seed=1)):
         start, greedy = len(prompt), number % 2 == 0
         draws = not greedy and fault != "nothing is drawn"
+        how = (
+            {"temperature": 2.0} if fault == "another temperature" else {"top_k": 3 if fault == "the best three" else 0}
+        )
         with torch.no_grad():
-            whole = model.generate(torch.tensor([prompt]), do_sample=draws, top_k=0, min_new_tokens=generation.NEW_TOKENS,
+            whole = model.generate(torch.tensor([prompt]), do_sample=draws, **{"top_k": 0, **how}, min_new_tokens=generation.NEW_TOKENS,
                                    max_new_tokens=generation.NEW_TOKENS)[0].tolist()  # fmt: skip
         seen = [*prompt[:-1], 7, *whole[start:]] if fault == "a wrong token of the context" else whole
         values = checkpoint.token_logprobs(model, seen, start)
@@ -101,7 +171,8 @@ def engine(folder: Path, fault: str) -> tuple[list[Any], list[Any]]:
 # Fault of the engine -> the lines of the verdict, which are all that speak against it.
 ENGINES = {
     "": [], "one position off": ["mean(exp|d|)", "max|d|"], "a wrong token of the context": ["mean(exp|d|)", "max|d|"],
-    "nothing is drawn": ["nothing was drawn"],
+    "nothing is drawn": ["nothing was drawn", "drawn fairly"], "another temperature": ["drawn fairly"],
+    "the best three": ["drawn fairly"],
 }  # fmt: skip
 
 

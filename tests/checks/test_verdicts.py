@@ -62,12 +62,16 @@ def test_a_sharded_step_that_is_none(lone: list[float], shared: list[float], hel
     assert nccl_rank.judge_step([2.0, 1.0], [2.0, 1.0], 5, 10, off=math.nan)
 
 
-def rows(shift: float = 0.0, control: float = 3.0, gap: float = 0.0, drawn: float = 1.0) -> tuple[list[Any], list[Any]]:
+def rows(
+    shift: float = 0.0, control: float = 3.0, gap: float = 0.0, drawn: float = 1.0, expected: float = -1.2
+) -> tuple[list[Any], list[Any]]:
     values = [-1.0] * generation.NEW_TOKENS
     moved = [v + shift for v in values]
     generated = [{"logprobs": moved, "greedy": greedy} for greedy in (True, False)]
+    fair = {"expected": [expected] * len(values), "variance": [1.0] * len(values)}
     scored = [
-        {"logprobs": values, "control": [v - control for v in values], "gaps": [g] * len(values)} for g in (gap, drawn)
+        {"logprobs": values, "control": [v - control for v in values], "gaps": [g] * len(values), **fair}
+        for g in (gap, drawn)
     ]
     return generated, scored
 
@@ -75,7 +79,8 @@ def rows(shift: float = 0.0, control: float = 3.0, gap: float = 0.0, drawn: floa
 @pytest.mark.parametrize(
     ("changes", "outcome"),
     [({}, "pass"), ({"shift": 0.04}, "pass"), ({"shift": 0.05}, "fail"), ({"shift": math.nan}, "fail"),
-     ({"gap": 1.0}, "fail"), ({"drawn": 0.0}, "fail"), ({"control": 0.0}, "fail")],
+     ({"gap": 1.0}, "fail"), ({"drawn": 0.0}, "fail"), ({"control": 0.0}, "fail"),
+     ({"expected": -2.5}, "fail"), ({"expected": 0.5}, "fail"), ({"expected": math.nan}, "fail")],
 )  # fmt: skip
 def test_generation_against_its_judge(changes: dict[str, float], outcome: str) -> None:
     """A sampler that takes the best each time draws nothing; a negative control that agrees proves that nothing is seen."""

@@ -26,6 +26,9 @@ PROMPTS, PROMPT_TOKENS, NEW_TOKENS = 8, 24, 32
 MEAN_LIMIT, LARGEST = 1.043, 0.5
 # A greedy token may differ from the judge's first choice only where the two best are this close.
 TIE = 0.5
+# Standard deviations by which the sampled tokens' log-probabilities may be off what drawing from the judge's own
+# distributions gives: a temperature of 2, or the best few tokens only, is off by far more.
+DEVIATIONS = 6.0
 # Seconds for all parts together; the list gives the check somewhat more, so that it can say itself what was slow.
 LIMIT = 1800.0
 MODES = ("eager", "compiled")
@@ -128,8 +131,17 @@ def compare(result: Result, mode: str, generated: Sequence[dict[str, Any]], scor
     result.expect(gap <= TIE, f"{mode}: a greedy token is {gap:.3f} behind the judge's best")
     drawn = [gap > TIE for g, s in zip(generated, scored, strict=True) if not g["greedy"] for gap in s["gaps"]]
     result.expect(any(drawn), f"{mode}: every sampled token is the judge's best: nothing was drawn")
+    sampled = [s for g, s in zip(generated, scored, strict=True) if not g["greedy"]]
+    off = deviation(sampled)
+    result.expect(abs(off) <= DEVIATIONS, f"{mode}: sampled tokens are {off:.1f} deviations off what is drawn fairly")
     return {"mean": mean, "largest": largest, "control": [wrong_mean, wrong_largest], "greedy_gap": gap,
-            "drawn": sum(drawn)}  # fmt: skip
+            "drawn": sum(drawn), "deviations": off}  # fmt: skip
+
+
+def deviation(sampled: Sequence[Mapping[str, Any]]) -> float:
+    """How far the sum of the tokens' log-probabilities is off its expectation, in its own standard deviations."""
+    value, expected, variance = (sum(v for s in sampled for v in s[k]) for k in ("logprobs", "expected", "variance"))
+    return (value - expected) / math.sqrt(variance) if variance > 0 else math.inf
 
 
 def metric(left: Sequence[float], right: Sequence[float]) -> tuple[float, float]:
@@ -208,19 +220,23 @@ def score(folder: Path) -> dict[str, Any]:
             sequence, start = row["prompt"] + row["tokens"], len(row["prompt"])
             values = checkpoint.token_logprobs(model, sequence, start)
             control = checkpoint.token_logprobs(model, row["prompt"][::-1] + row["tokens"], start)
-            rows.append({"logprobs": values, "control": control, "gaps": best_gaps(model, sequence, start, values)})
+            best, expected, variance = distributions(model, sequence, start)
+            gaps = [b - v for b, v in zip(best, values, strict=True)]
+            fair = {"expected": expected, "variance": variance}
+            rows.append({"logprobs": values, "control": control, "gaps": gaps, **fair})
         (folder / f"{mode}-scored.json").write_text(json.dumps(rows))
     return {"transformers": transformers.__version__}
 
 
-def best_gaps(model: Any, sequence: list[int], start: int, values: Sequence[float]) -> list[float]:
-    """How far each token is behind the judge's best one."""
+def distributions(model: Any, sequence: list[int], start: int) -> tuple[list[float], list[float], list[float]]:
+    """Of each token from ``start`` on: the best log-probability, and mean and variance of one that is drawn fairly."""
     import torch
 
     with torch.no_grad():
-        logits = model(torch.tensor([sequence], device=model.device)).logits[0].float().log_softmax(-1)
-    best = logits[start - 1 : -1].max(-1).values.tolist()
-    return [b - v for b, v in zip(best, values, strict=True)]
+        logs = model(torch.tensor([sequence], device=model.device)).logits[0].float().log_softmax(-1)[start - 1 : -1]
+    mean = (logs.exp() * logs).sum(-1)
+    variance = (logs.exp() * (logs - mean[:, None]).square()).sum(-1)
+    return logs.max(-1).values.tolist(), mean.tolist(), variance.tolist()
 
 
 PARTS: dict[str, Callable[[Path], dict[str, Any]]] = {

@@ -26,6 +26,9 @@ GRADIENT_BOUND = 0.1
 # Everything that is differentiated shows in the gradient of the first; a loader may name what is between otherwise.
 NAMED = ("model.embed_tokens.weight", "lm_head.weight")
 LEARNT = 0.5
+# torch's defaults of AdamW, and how far its first step may be off beyond what bf16 rounds; with half of the rate it is
+# off by 0.5, without the correction of its means by 2.
+DECAY, EPSILON, UPDATE_BOUND = 0.01, 1e-8, 0.2
 Loader = Callable[[Path, str, Any, str], Any]
 
 
@@ -43,6 +46,7 @@ def check(require_flash: bool = False, inventory: str = "") -> Result:
     import transformers
 
     result.details.update(torch=torch.__version__, cuda=torch.version.cuda, transformers=transformers.__version__)
+    same_gpu(result)
     folder = checkpoint.make_checkpoint(Path(scratch_folder("nrl-model-")))
     flash = present(result, "flash_attn", inventory, require_flash)
     automodel = present(result, "nemo_automodel", inventory, False)
@@ -51,6 +55,15 @@ def check(require_flash: bool = False, inventory: str = "") -> Result:
     if automodel:
         train(result, folder, "cuda", "sdpa", name="nemo_automodel", load=load_with_automodel)
     return result
+
+
+def same_gpu(result: Result) -> None:
+    """torch computes on a GPU that the driver lists: what the receipt says of the hardware is of this one."""
+    import torch
+
+    uuid = f"GPU-{torch.cuda.get_device_properties(0).uuid}"
+    listed = [gpu["uuid"] for gpu in result.details["gpus"]]
+    result.expect(uuid in listed, f"torch's GPU is {uuid}, and the driver lists {', '.join(listed)}")
 
 
 def present(result: Result, module: str, inventory: str, required: bool) -> bool:
@@ -81,6 +94,8 @@ def train(
 
     name = name or attention
     model = load(folder, device, torch.bfloat16, attention).train()
+    used = getattr(model.config, "_attn_implementation", "")
+    result.expect(used == attention or load is not checkpoint.load, f"{name}: the model's attention is {used}")
     ids = torch.tensor(checkpoint.prompts(4, 64, seed=5), device=device)
     before = {n: p.detach().clone() for n, p in model.named_parameters()}
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
@@ -95,6 +110,8 @@ def train(
             result.expect(not bad, f"{name}: gradients are absent, zero or not finite: {', '.join(bad[:5])}")
             found = judge_step(result, name, seen(model, out, ids), reference)
         optimizer.step()
+        if step == 0:
+            found["update_off"] = judge_update(result, name, model, before)
         optimizer.zero_grad()
         losses.append(float(out.loss.detach()))
     still = [n for n, p in model.named_parameters() if torch.equal(p.detach(), before[n])]
@@ -111,6 +128,24 @@ def judge_losses(result: Result, attention: str, losses: list[float], reference:
     result.expect(off <= LOSS_BOUND, f"{attention}: loss {losses[0]:.4f}, float32 on the CPU {reference:.4f}")
     learnt = losses[-1] < LEARNT * losses[0]
     result.expect(learnt, f"{attention}: {len(losses)} steps on one batch: {losses[0]:.4f} -> {losses[-1]:.4f}")
+
+
+def judge_update(result: Result, name: str, model: Any, before: dict[str, Any]) -> float:
+    """AdamW's first step moves each value by the rate against its gradient's sign, and decays it; the largest error.
+
+    Source: Decoupled Weight Decay Regularization, arXiv 1711.05101, algorithm 2, for t = 1.
+    """
+    off = {}
+    for n, p in model.named_parameters():
+        if p.grad is not None:  # else it was said already
+            old, gradient = before[n].double(), p.grad.detach().double()
+            right = old * (1 - RATE * DECAY) - RATE * gradient / (gradient.abs() + EPSILON)
+            slip = ((p.detach().double() - right).abs() - 2**-8 * right.abs()).clamp(min=0)
+            off[n] = float(slip.norm() / (right - old).norm())
+    # Written so that NaN is no pass.
+    wrong = [f"{n} {error:.3g}" for n, error in off.items() if not error <= UPDATE_BOUND]
+    result.expect(not wrong, f"{name}: AdamW's first step is off by more than {UPDATE_BOUND}: {', '.join(wrong[:5])}")
+    return max(off.values(), default=math.inf)
 
 
 def bad_gradients(model: Any) -> list[str]:
