@@ -77,7 +77,6 @@ def run_script(script: str, words: Sequence[str], *stages: str) -> bytes:
 
 def script_command(stages: Sequence[str]) -> click.Command:
     """The stage command as a script has it: with ``--stage`` for its name, on Modal, without the words for here."""
-    from oci_builder.cli import cli
     from oci_builder.cli.stages import stage_command
 
     run: Any = stage_command.callback
@@ -87,12 +86,10 @@ def script_command(stages: Sequence[str]) -> click.Command:
         click.Option(["--stage"], type=click.Choice(stages), help="What to run.", **needed),
         click.Option(["--on"], hidden=True, expose_value=False, callback=_refuse_engine),
     ]
-    general = {option.name: option.help for option in cli.params if isinstance(option, click.Option)}
     for known in stage_command.params:
         if isinstance(known, click.Option) and known.name != "engine":
             params.append(option := copy.copy(known))
             option.hidden = option.name in _HERE
-            option.help = general.get(option.name, option.help)
 
     def start(stage: str, **asked: Any) -> Any:
         return run(name=stage, engine="modal", **asked)
