@@ -212,6 +212,25 @@ def test_a_build_leaves_the_garbage_collector_as_it_was(tmp_path: Path) -> None:
         gc.enable()
 
 
+def test_what_is_planned_is_set_aside_from_the_collector_until_the_build_ends(tmp_path: Path) -> None:
+    before = gc.get_freeze_count()
+    seen: list[int] = []
+
+    def look(event: Event) -> None:
+        seen.append(gc.get_freeze_count())
+        if stop and event.task.startswith("layer "):
+            raise RuntimeError
+
+    stop = False
+    spec = write_spec(tmp_path, small_tiers(tmp_path))
+    build(spec, tmp_path / "out", BuildOptions(tmp_path / "cache"), look)
+    assert gc.get_freeze_count() <= before < max(seen)  # Python 3.12 begins with some, unfreezing which is no loss
+    stop = True
+    with pytest.raises(RuntimeError):
+        build(spec, tmp_path / "out2", BuildOptions(tmp_path / "cache2"), look)
+    assert gc.get_freeze_count() <= before
+
+
 def test_one_tier_changed_only_its_layer_is_new(tmp_path: Path) -> None:
     made = build_small(tmp_path)
     before = {layer["name"]: layer["digest"] for layer in made.container["layers"]}

@@ -146,3 +146,21 @@ def test_bytes_are_pinned() -> None:
     assert hashlib.sha256(write_all(items)).hexdigest() == (
         "e82852f2bc7fda5c654a9a0c3896382bd6e39376ea8581722f4a4eae4716ec1b"
     )
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 1), min_size=5, max_size=5), st.lists(st.integers(0, 1), min_size=5, max_size=5))
+def test_a_header_does_not_depend_on_the_headers_before_it(one: list[int], two: list[int]) -> None:
+    """Number fields are remembered from entry to entry: other numbers must not be taken for them."""
+    values = ((0o644, 0o755), (0, 1), (0, 2), (0, 5), (0, 7_000_000_000))
+
+    def header(choice: list[int]) -> bytes:
+        mode, uid, gid, size, mtime = (pair[pick] for pair, pick in zip(values, choice, strict=True))
+        return encode_header(
+            TarEntry(name=b"n", kind=Kind.FILE, size=size, mode=mode, uid=uid, gid=gid, mtime_ns=mtime)
+        )
+
+    header(one)
+    info = tarfile.TarInfo.frombuf(header(two), "utf-8", "strict")
+    want = tuple(pair[pick] for pair, pick in zip(values, two, strict=True))
+    assert (info.mode, info.uid, info.gid, info.size, int(info.mtime) * 10**9) == want
