@@ -139,6 +139,16 @@ def test_c3_20_other_places_of_a_blob_are_a_warning(what: str, tmp_path: Path) -
     assert report.ok and [f.actual for f in report.findings if f.code == "media.foreign"] == ["'http://169.254.169.254/x'"]
 
 
+@pytest.mark.parametrize("layers", [
+    [t.tar(t.file(b"d"), t.file(b"d/x"))], [t.tar(t.file(b"d")), t.tar(t.file(b"d/x"), t.file(b"d/y"))],
+], ids=["of its layer", "of a lower one"])  # fmt: skip
+def test_c5_11_a_parent_that_is_a_file_is_a_warning(layers: list[bytes], tmp_path: Path) -> None:
+    """Unpacking says so too. Docker and umoci 0.4 refuse it."""
+    path = write(tmp_path / "a.tar", Lab(layers=layers).oci())
+    assert [f.severity for f in verify_archives([path]).findings if f.code == "entry.parent"] == ["warning"] * 2
+    assert [f.code for f in unpack_image(path, tmp_path / "root").warnings] == ["entry.parent"]
+
+
 def test_the_platform_that_is_asked_for_may_lack_nothing(tmp_path: Path) -> None:
     edit = other({"os": "linux", "architecture": "arm64"}, keep=False)
     path = write(tmp_path / "a.tar", Lab(edit_members=edit).oci())

@@ -191,9 +191,18 @@ def _check_tree(graph: Graph, image: ImageView, layers: list[LayerFacts]) -> Non
     """The tree that the layers make together, where each of them is there and could be read."""
     if None in image.layers or any(facts.diff_id is None or facts.problems for facts in layers):
         return
-    problem = judge_tree([facts.tree for facts in layers], image.where, graph.options.limits)
+    below: list[bytes] = []
+
+    def note(path: bytes) -> None:
+        if not below:
+            below.append(path)
+
+    problem = judge_tree([facts.tree for facts in layers], image.where, graph.options.limits, note)
     if problem is not None:
         graph.findings.take(problem)
+    elif below:
+        message = f"{show(below[0][:300])}: entries below what is no folder; Docker refuses that, we replace it"
+        graph.findings.warn("entry.parent", image.where, message)
 
 
 def layer_of(graph: Graph, descriptor: Descriptor, where: str, *, needed: bool = True) -> Member | None:

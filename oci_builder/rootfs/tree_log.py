@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zlib
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -163,11 +163,17 @@ def _fields(unpacker: zlib._Decompress, packed: Iterable[bytes]) -> Iterator[byt
             yield from whole
 
 
-def judge_tree(layers: list[LayerTree], where: str, limits: Limits) -> OciBuilderError | None:
-    """What an unpacking of these layers, lowest first, would refuse because of the tree; None when it would not."""
+def judge_tree(
+    layers: list[LayerTree], where: str, limits: Limits, replaced: Callable[[bytes], None] = lambda _path: None
+) -> OciBuilderError | None:
+    """What an unpacking of these layers, lowest first, would refuse because of the tree; None when it would not.
+
+    Args:
+        replaced: told each path below something that is no folder and would make way for one.
+    """
     if not _needs_model(layers):
         return None
-    model = TreeModel(where, limits)
+    model = TreeModel(where, limits, replaced)
     try:
         _require_room(layers, where, limits)
         for layer in layers:

@@ -7,7 +7,7 @@ links or files on their way, which ``TreeLog`` finds out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from oci_builder.model.errors import PolicyError, show
 from oci_builder.model.limits import DEFAULT_LIMITS, Limits
@@ -27,8 +27,12 @@ class TreeModel:
             ``limit.depth``, ``limit.name``.
     """
 
-    def __init__(self, where: str = "image", limits: Limits = DEFAULT_LIMITS) -> None:
+    def __init__(
+        self, where: str = "image", limits: Limits = DEFAULT_LIMITS,
+        replaced: Callable[[bytes], None] = lambda _path: None,
+    ) -> None:  # fmt: skip
         self.where = where
+        self._replaced = replaced
         self.root = Folder(0)
         self._limits = limits
         self._layer = 0
@@ -65,7 +69,7 @@ class TreeModel:
     def _walk(self, path: bytes, *, create: bool) -> Folder:
         folder = self._found.get(path)
         if folder is None:
-            folder = Walk(self.root, self._limits, self._layer if create else None).to(path)
+            folder = Walk(self.root, self._limits, self._layer if create else None, self._replaced).to(path)
             if len(self._found) >= _FOUND_AT_MOST:
                 self._found.clear()
             self._found[path] = folder

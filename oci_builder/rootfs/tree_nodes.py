@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from oci_builder.model.errors import PolicyError, show
 from oci_builder.model.limits import Limits
 from oci_builder.rootfs.resolve import MAX_LINKS
@@ -59,16 +61,17 @@ class Walk:
 
     Args:
         make: the layer that makes what is missing; ``None`` makes nothing.
+        replaced: told the path below something that is no folder and makes way for one.
 
     Raises (``to``):
         PolicyError: ``path.loop``, ``path.parent``, ``limit.depth``, ``limit.name``.
         FileNotFoundError: absent, without ``make``.
     """
 
-    __slots__ = ("_limits", "_make", "_names", "_stack")
+    __slots__ = ("_limits", "_make", "_names", "_replaced", "_stack")
 
-    def __init__(self, root: Folder, limits: Limits, make: int | None) -> None:
-        self._limits, self._make = limits, make
+    def __init__(self, root: Folder, limits: Limits, make: int | None, replaced: Callable[[bytes], None]) -> None:
+        self._limits, self._make, self._replaced = limits, make, replaced
         self._stack: list[Folder] = [root]
         self._names: list[bytes] = []
 
@@ -105,6 +108,8 @@ class Walk:
             raise FileNotFoundError
         if len(self._names) >= self._limits.depth:
             raise _refuse("limit.depth", path, f"links lead deeper than {self._limits.depth} folders")
+        if node is not None:
+            self._replaced(path)
         folder = self._stack[-1].children[name] = Folder(self._make)
         return folder
 
