@@ -90,6 +90,8 @@ def unprotected(folder: Path, rules: Rules, now: datetime) -> str:
 def summary(qualification: dict[str, Any]) -> Sequence[str]:
     """Lines for people: the state, each gate, and the reason where it is not met."""
     lines = [f"{qualification['release']}: {qualification['state']}"]
+    if not qualification["gates"]:
+        lines.append("  its spec has no gates: nothing is asked of it, and nothing can qualify it")
     for gate in qualification["gates"]:
         need = "" if gate["required"] else " (not required)"
         lines.append(f"  {gate['state']:<6} {gate['name']}{need}")

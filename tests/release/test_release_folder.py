@@ -150,3 +150,10 @@ def test_no_folder_is_an_io_error(tmp_path: Path) -> None:
     assert caught.value.code == "io.error"
     with pytest.raises(SpecError):
         check_release(tmp_path / "none", RULES)
+
+
+def test_a_candidate_without_gates_is_told_why_it_stays_one() -> None:
+    nothing = {"release": "r1", "state": "candidate", "gates": [], "refused": [], "not_tested": []}
+    assert any("no gates" in line for line in summary(nothing))
+    gate = {"name": "g", "state": "open", "required": True, "reasons": []}
+    assert not any("no gates" in line for line in summary({**nothing, "gates": [gate]}))
