@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from dataclasses import asdict, dataclass
+from importlib.machinery import BuiltinImporter, FrozenImporter
 from typing import Any
 
 from chroot_exec import identity, inject, namespaces, process, seccomp, syscalls
@@ -76,7 +78,9 @@ def _run(job: Job, files: FileSystem, control: int, out: dict[str, Any]) -> None
     # While the root can still be written to.
     workdir = _workdir(job, files.root)
     files.enter()
-    # From here on no file of the host can be opened. Nor may the payload look into this process.
+    # From here on no file of the host can be opened, and where our modules lay is what the image has there: nothing
+    # more is imported. Nor may the payload look into this process.
+    sys.meta_path[:] = [finder for finder in sys.meta_path if finder in (BuiltinImporter, FrozenImporter)]
     syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
     root = Root("/")
     who = identity.read_identity(_user(job), root)

@@ -58,6 +58,17 @@ class Fallbacks(SandboxCase):
         self.assertEqual(receipt["checks"][0]["code"], "sandbox.mount")
         self.assertIn("apparmor", receipt["checks"][0]["message"])
 
+    def test_nothing_of_the_image_is_imported(self) -> None:
+        """What a standard library loads late would come from where it lay on the host: now the image has a say there."""
+        patch = "import sys\nfrom chroot_exec import identity\nreal = identity.read_identity\n"
+        patch += "def late(*given):\n    import late_module\n    return real(*given)\nidentity.read_identity = late\n"
+        patch += "sys.path.append('/usr/lib')"
+        (self.root / "usr/lib/late_module.py").write_text("import os\nos.write(2, b'of the image')\n")
+        self.addCleanup((self.root / "usr/lib/late_module.py").unlink)
+        check = self.run_patched(patch, status=125)["checks"][0]
+        self.assertEqual(check["code"], "sandbox.internal")
+        self.assertIn("No module named 'late_module'", check["message"])
+
     def test_chroot_where_pivot_root_is_refused(self) -> None:
         receipt = self.run_patched(NO_PIVOT)
         self.assertEqual(receipt["sandbox"]["enter"], "chroot")

@@ -340,14 +340,14 @@ void run(float *x) { add<float><<<1, 32>>>(x); printf("%s\n", __FILE__); }
 """
 
 
-def nvcc(place: Path, *calls: tuple[str, ...]) -> Path:
+def nvcc(place: Path, *calls: tuple[str, ...], said: dict[str, str] | None = None) -> Path:
     """Run nvcc through our folder, in uv's cache with ``a.cu``, a header of the environment to be found; that folder."""
     source, env = place / "uv/git-v0/checkouts/ab/cd", place / "work/.x.partial-7/base"
     source.mkdir(parents=True)
     env.mkdir(parents=True)
     (source / "a.cu").write_text(CUDA)
     (env / "twice.h").write_text("template <class T> __device__ T twice(T x) { return x + x; }\n")
-    variables = with_compilers(place / "compilers", place / "uv", env, {})
+    variables = with_compilers(place / "compilers", place / "uv", env, said or {})
     for words in calls:
         subprocess.run(
             [variables["PYTORCH_NVCC"], "-arch=sm_90", f"-I{env}", *words],
@@ -363,6 +363,13 @@ def test_nvccs_objects_are_the_same_bytes_in_another_folder(tmp_path: Path) -> N
     one, two = ((nvcc(tmp_path / name, call) / "a.o").read_bytes() for name in ("one", "another"))
     assert one == two
     assert os.fsencode(tmp_path) not in one and re.search(rb"/build/source/a\.cu", one)
+
+
+@pytest.mark.skipif(NVCC is None, reason="needs nvcc")
+def test_an_nvcc_that_a_tier_names_by_its_path_is_covered(tmp_path: Path) -> None:
+    said = {"PYTORCH_NVCC": str(NVCC), "CUDACXX": str(NVCC)}
+    made = (nvcc(tmp_path / "one", ("-lineinfo", "-c", "a.cu", "-o", "a.o"), said=said) / "a.o").read_bytes()
+    assert os.fsencode(tmp_path) not in made and re.search(rb"/build/source/a\.cu", made)
 
 
 def test_sources_are_told_from_other_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
