@@ -19,7 +19,7 @@ from oci_builder.model.limits import DEFAULT_LIMITS
 from oci_builder.model.receipts import DOCKER, OCI, PORTABLE, Check, Receipt
 from oci_builder.model.spec import Spec, load_spec
 from oci_builder.release.bills import Naming, bills, file_name
-from oci_builder.release.files import hide, read_file, replace_file
+from oci_builder.release.files import hide, read_file, remove_leftovers, replace_file
 from oci_builder.release.folder import ReleaseFolder, spec_sha256
 from oci_builder.release.host import engine_name, new_attempt, stamp, this_host, tool_versions, utc_now
 from oci_builder.release.materials import materials
@@ -204,6 +204,9 @@ def _put(
     """
     folder = request.folder.create()
     with folder.lock():
+        # Of a run that was killed: only who holds the lock writes these.
+        remove_leftovers(folder.root, tuple(files))
+        remove_leftovers(folder.receipts, (f"{RECORD_STAGE}-",))
         known = _known(request, {name: files[name] for name in RECORDS})
         if known is not None:
             return known

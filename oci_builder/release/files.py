@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import secrets
 import stat
 from collections.abc import Iterator
@@ -15,6 +16,8 @@ from oci_builder.model.errors import ConflictError, OciBuilderError, SpecError, 
 from oci_builder.model.redact import redact_value, secret_values
 from oci_builder.store.locks import alone_in
 from oci_builder.store.writeback import sync
+
+_TEMP = re.compile(r"\..+\.[0-9a-f]{12}\.tmp")
 
 
 def hide(value: Any) -> Any:
@@ -199,6 +202,14 @@ def _write_temp(path: Path, data: bytes, mode: int) -> Path:
         _remove(temp)
         raise io_error(error, path) from None
     return temp
+
+
+def remove_leftovers(folder: Path, begins: tuple[str, ...]) -> None:
+    """Parts of files that begin so, left by a writer that was killed. The caller knows that nobody is writing them."""
+    with suppress(OSError):
+        for path in list(folder.iterdir()):
+            if _TEMP.fullmatch(path.name) and path.name[1:].startswith(begins):
+                _remove(path)
 
 
 def _remove(temp: Path) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
 import re
+import signal
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -11,7 +13,9 @@ import pytest
 
 from oci_builder.model.errors import OciBuilderError
 from oci_builder.qualification import Rules, check_release, update_release
-from tests.release.built import make_release
+from oci_builder.record import record
+from oci_builder.release import files
+from tests.release.built import make_build, make_release, request
 
 pytest.importorskip("cyclonedx", reason="needs cyclonedx: pip install oci-builder[payload]")
 
@@ -63,3 +67,35 @@ def test_a_name_in_the_verdict_counts_even_where_its_value_says_nothing(release:
     path.write_bytes(data.replace(b'"superseded_by"', b'"superseded-by"'))
     assert not accepted(folder, rules)
     path.write_bytes(data)
+
+
+@pytest.mark.parametrize("name", ["a.cdx.json", "image.cdx.json", "spec.json", "container.json", "portable.json", "record-"])
+def test_a_record_that_was_killed_is_finished_by_the_next(name: str, tmp_path: Path) -> None:
+    """While it wrote its first file, one in the middle, the records, or the receipt, which is the last."""
+    make_build(tmp_path)
+    folder = tmp_path / "releases/v1-r1"
+    child = os.fork()
+    if not child:
+        write = files._write_temp
+
+        def killed(path: Path, data: bytes, mode: int) -> Path:
+            made = write(path, data, mode)
+            if path.name.startswith(name):
+                os.kill(os.getpid(), signal.SIGKILL)
+            return made
+
+        files._write_temp = killed
+        try:
+            record(request(tmp_path))
+        finally:
+            os._exit(0)
+    status = os.waitpid(child, 0)[1]
+    assert os.WIFSIGNALED(status)
+    assert [path for path in folder.rglob(".*") if path.name.startswith(f".{name}")]
+    (folder / ".note.tmp").write_bytes(b"of somebody else")
+    record(request(tmp_path))
+    rules = Rules.load(tmp_path / "spec.json", tmp_path / "trust.json")
+    update_release(folder, rules, datetime.now(UTC))
+    check_release(folder, rules)
+    assert [path.name for path in folder.rglob(".*")] == [".note.tmp"]
+    assert len(list((folder / "receipts").iterdir())) == 1
