@@ -39,3 +39,10 @@ def test_an_interruption_while_the_program_is_loaded_leaves_no_traceback(tmp_pat
     (tmp_path / "click.py").write_text("import signal; signal.raise_signal(signal.SIGINT)\n")
     done = call("--help", PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}")
     assert (done.returncode, done.stderr) == (130, "interrupted\n")
+
+
+def test_a_digest_without_its_algorithm_is_told_what_is_missing(tmp_path: Path) -> None:
+    """What sha256sum prints is what people paste."""
+    done = call("pull", "localhost:1/x@" + 64 * "a", tmp_path / "layout")
+    assert done.returncode == 2 and "write sha256: before it" in done.stderr
+    assert "before it" not in call("pull", "localhost:1/x@latest", tmp_path / "layout").stderr

@@ -35,6 +35,8 @@ class Digest(str):
         algorithm, colon, value = text.partition(":")
         if not colon or algorithm != "sha256":
             what = f"algorithm {show(algorithm)} is not accepted, only sha256" if colon else "no algorithm"
+            if _HEX.match(text):
+                what += "; write sha256: before it"
             raise FormatError(
                 "json.digest", f"{where}: {what} (got {show(text[:200])})", where=where, actual=text[:200]
             )
