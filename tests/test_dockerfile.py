@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
 import shlex
 import shutil
 import stat
@@ -157,7 +158,7 @@ def both(runnable: Built, buildah: Buildah, tmp_path_factory: pytest.TempPathFac
     """Facts of our image's tree and of buildah's, and buildah's config, from one portable archive and one base."""
     place = tmp_path_factory.mktemp("dockerfile")
     # buildah calls what it pulls by its path, and capitals in a temporary folder's name are no name of an image.
-    base = Path(f"/tmp/ob-base-{os.getpid()}")
+    base = Path(f"/tmp/ob-base-{secrets.token_hex(4)}")
     for folder in (place / "context", place / "ours", base):
         folder.mkdir()
     base_layout(runnable, base)

@@ -239,7 +239,7 @@ class Objects:
 
     async def _end_unless_back(self, app: str, stream: int) -> None:
         """The service ends an App whose client's heartbeats it misses; here, one whose connection has gone for good."""
-        await asyncio.sleep(3)
+        await asyncio.sleep(10)
         if self._streams[app] == stream:
             self._world.end_app(app, "lost")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import stat
 import subprocess
@@ -200,7 +201,7 @@ def test_b054_an_ordinary_user(tmp_path: Path) -> None:
         t.file(b"mine", uid=UID, gid=UID),
     )  # fmt: skip
     archive = write(tmp_path / "a.tar", Lab(layers=[layer, t.tar(t.file(b"ro/more"))]).oci())
-    place = Path(f"/tmp/oci-builder-test-{os.getpid()}")
+    place = Path(f"/tmp/oci-builder-test-{secrets.token_hex(4)}")
     place.mkdir(mode=0o700)
     os.chown(place, UID, UID)
     shutil.copy(archive, place / "a.tar")

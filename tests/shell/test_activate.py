@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import secrets
 import shutil
 import stat
 import subprocess
@@ -186,7 +187,7 @@ def stranger(root: Path) -> Iterator[int]:
     for place in (root, *root.parents):
         if place != Path("/tmp") and place.is_relative_to("/tmp"):
             place.chmod(place.stat().st_mode | 0o055)
-    user = 70_000_000 + os.getpid()
+    user = 70_000_000 + secrets.randbelow(10**7)
     place = Path(f"/tmp/nrl-{user}")
     yield user
     shutil.rmtree(place) if place.is_dir() and not place.is_symlink() else place.unlink(missing_ok=True)
