@@ -144,13 +144,10 @@ def test_errors_of_the_source_and_of_the_sink_come_through() -> None:
 
 
 def test_memory_does_not_grow_with_the_layer() -> None:
+    """Of 64 blocks a few are on their way at a time, however the threads take turns."""
     block = random.Random(1).randbytes(BLOCK)
-
-    def peak(count: int) -> int:
-        tracemalloc.start()
-        encode_layer((bytes(bytearray(block)) for _ in range(count)), lambda _: None, Codec("gzip", 1), 2)
-        top = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        return top
-
-    assert peak(64) < peak(8) + 4 * BLOCK
+    tracemalloc.start()
+    encode_layer((bytes(bytearray(block)) for _ in range(64)), lambda _: None, Codec("gzip", 1), 2)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 24 * BLOCK
