@@ -31,7 +31,7 @@ def fuzz(target: str, folder: Path, seconds: int, *options: str) -> subprocess.C
         sys.executable, "-m", "tests.fuzz.with_atheris", target, str(corpus), f"-max_total_time={seconds}",
         "-rss_limit_mb=4096", "-malloc_limit_mb=1024", "-timeout=10", "-max_len=65536", f"-artifact_prefix={folder}/", *options,
     ]  # fmt: skip
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=seconds + 120)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=seconds + 600)
 
 
 def check(ran: subprocess.CompletedProcess[str], folder: Path) -> int:

@@ -76,7 +76,7 @@ class RunningPlane:
         command = [sys.executable, "-m", "tests.lab.modal_plane", str(root)]
         with (root / "log").open("wb") as log:
             self._process = subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
-        end = time.monotonic() + 120
+        end = time.monotonic() + 300
         while not (root / "port").exists():
             if self._process.poll() is not None or time.monotonic() > end:
                 pytest.fail(f"the stand-in did not start: {(root / 'log').read_text()}")
