@@ -344,7 +344,7 @@ async def serve(root: Path) -> None:
     world = World(root)
     await _serve_blobs(world)
     outside = grpclib.server.Server([Plane(world, [Objects(world), Images(world), Calls(world)])])
-    with tempfile.TemporaryDirectory(prefix="plane-") as world.sockets:
+    with tempfile.TemporaryDirectory(prefix="plane-", dir="/tmp") as world.sockets:
         await outside.start("127.0.0.1", 0)
         assert outside._server is not None
         port = outside._server.sockets[0].getsockname()[1]
