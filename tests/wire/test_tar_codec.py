@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oci_builder.model.errors import OciBuilderError
-from oci_builder.wire.tar import END_OF_ARCHIVE, Kind, TarEntry, TarReader, encode_header, padding
+from oci_builder.wire.tar import END_OF_ARCHIVE, Kind, TarEntry, TarReader, encode_header, ignore, padding
+from oci_builder.wire.tar.pax import parse_records
 
 names = (
     st.binary(min_size=1, max_size=80)
@@ -164,3 +165,13 @@ def test_a_header_does_not_depend_on_the_headers_before_it(one: list[int], two: 
     info = tarfile.TarInfo.frombuf(header(two), "utf-8", "strict")
     want = tuple(pair[pick] for pair, pick in zip(values, two, strict=True))
     assert (info.mode, info.uid, info.gid, info.size, int(info.mtime) * 10**9) == want
+
+
+@pytest.mark.parametrize("most", [1, 2, 7])
+def test_a_header_has_as_many_records_as_the_limit_says_and_not_one_more(most: int) -> None:
+    record = b"8 a%d=bc\n"
+    good = b"".join(record % i for i in range(most))
+    assert len(parse_records(good, "x", ignore, most).values) == most
+    with pytest.raises(OciBuilderError) as caught:
+        parse_records(good + record % 9, "x", ignore, most)
+    assert caught.value.code == "limit.record"
