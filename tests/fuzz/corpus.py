@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gzip
 import random
+import zlib
 from collections.abc import Iterator
 
 import zstandard
@@ -40,12 +41,23 @@ def seeds(target: str) -> tuple[bytes, ...]:
         found = [_SPEC, *(data for m in members for data in m.values() if data[:1] in b"{[")]
     elif target == "gzip":
         plain = b"hello\n" * 3000
-        found = [_ours("gzip"), gzip.compress(plain, mtime=0), gzip.compress(b"") + gzip.compress(plain), *_blobs("gzip")]
+        found = [_ours("gzip"), gzip.compress(plain, mtime=0), gzip.compress(b"") + gzip.compress(plain), _far()]
+        found += _blobs("gzip")
     else:
         plain = random.Random(1).randbytes(5000) + b"x" * 20000
         checked = zstandard.ZstdCompressor(write_checksum=True)
         found = [_ours("zstd"), checked.compress(plain), checked.compress(b"a") + checked.compress(plain), *_blobs("zstd")]
     return tuple(dict.fromkeys(data for data in found if len(data) <= 1 << 16))
+
+
+def _far() -> bytes:
+    """A member whose end copies from before its beginning; how much comes before the error depends on the pieces."""
+    noise = zlib.compressobj(9, zlib.DEFLATED, -15)
+    good = noise.compress(random.Random(2).randbytes(2000)) + noise.flush(zlib.Z_SYNC_FLUSH)
+    # The last block, with fixed codes: length 3 at distance 24577, then the end (RFC 1951, 3.2.6).
+    bits = "1" + "10" + "0000001" + "11101" + "0" * 13 + "0000000"
+    wrong = int(bits[::-1], 2).to_bytes(5, "little")
+    return gzip.compress(b"", mtime=0)[:10] + good + wrong + bytes(8)
 
 
 def _blobs(pack: str) -> list[bytes]:

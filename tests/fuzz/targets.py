@@ -76,20 +76,26 @@ def _decoded(data: bytes, kind: Any, threads: int, size: int) -> tuple[bytes, st
     return bytes(out), ""
 
 
+def _alike(data: bytes, kind: Any) -> tuple[bytes, str]:
+    """What one thread and four agree on, bytes and error; otherwise cut, only a broken end is longer or shorter."""
+    found, code = _decoded(data, kind, 1, 1 << 16)
+    assert _decoded(data, kind, 4, 1 << 16) == (found, code)
+    other, other_code = _decoded(data, kind, 2, 777)
+    assert other_code == code
+    assert other == found or (code and (other.startswith(found) or found.startswith(other)))
+    return found, code
+
+
 def gzip_framing(data: bytes) -> None:
-    """One thread and four agree on bytes and error; what is accepted, Python's gzip reads alike."""
-    found = _decoded(data, "gzip", 1, 1 << 16)
-    assert _decoded(data, "gzip", 4, 1 << 16) == found
-    assert _decoded(data, "gzip", 2, 777) == found
+    """However it is decoded, the outcome is the same; what is accepted, Python's gzip reads alike."""
+    found = _alike(data, "gzip")
     if not found[1]:
         assert gzip.decompress(data) == found[0]
 
 
 def zstd_framing(data: bytes) -> None:
-    """One thread and four agree on bytes and error."""
-    found = _decoded(data, "zstd", 1, 1 << 16)
-    assert _decoded(data, "zstd", 4, 1 << 16) == found
-    assert _decoded(data, "zstd", 2, 777) == found
+    """However it is decoded, the outcome is the same."""
+    _alike(data, "zstd")
 
 
 def documents(data: bytes) -> None:

@@ -68,7 +68,8 @@ def decode_chunks(
 
     Close the generator when it is left before its end.
 
-    Raises (while iterating, after all good bytes before the fault):
+    Raises (while iterating, after all good members before the fault; how much of a broken one comes first depends on
+    how ``chunks`` are cut, the error does not):
         FormatError: ``gzip.header``, ``gzip.data``, ``gzip.crc``, ``gzip.size``, ``gzip.truncated``,
             ``gzip.trailing``; ``zstd.header``, ``zstd.data`` (also a wrong checksum), ``zstd.window``,
             ``zstd.dictionary``, ``zstd.truncated``, ``zstd.trailing``.
