@@ -143,7 +143,8 @@ def test_the_prefix_does_not_depend_on_how_it_is_said(quick: Built, tmp_path: Pa
         case "script by a link":
             run_as = Path("../link")
         case "long":
-            prefix, wanted = "x" * 90, tmp_path / "d" / ("x" * 90)
+            prefix = "x" * max(1, min(90, 195 - len(str(tmp_path))))  # 200 bytes at most in all
+            wanted = tmp_path / "d" / prefix
     done = script(quick.portable, sha(quick.portable), prefix, cwd=tmp_path / "d", run_as=run_as)
     assert done.stdout.strip() == str(wanted) and done.returncode == 0, done.stderr
 
