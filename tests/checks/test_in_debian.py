@@ -16,14 +16,15 @@ from tests.lab.debian_roots import lab_folder, made
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-FILES = ("test_controls.py", "test_exchange.py", "test_kernels.py")
+# File -> how many tests it has at least: none may be lost on the way.
+FILES = {"test_controls.py": 15, "test_exchange.py": 80, "test_kernels.py": 8, "test_real_ray.py": 2}
 # Seconds; for what hangs, not for what is slow.
 LIMIT = 2400
 
 
 @pytest.fixture(scope="module")
 def debian() -> Path:
-    """The root file system: about 0.8 GB, made in one to three minutes and kept."""
+    """The root file system: about 1 GB, made in one to three minutes and kept."""
     if os.geteuid() or not shutil.which("mmdebstrap"):
         pytest.skip("needs root and mmdebstrap to make a Debian with torch")
     root = lab_folder() / "torch"
@@ -60,4 +61,4 @@ def test_the_controls_pass_with_a_real_torch(debian: Path, tmp_path: Path, file:
     assert (tmp_path / "report.xml").exists(), said
     found = outcomes(tmp_path / "report.xml")
     assert {name: outcome for name, outcome in found.items() if outcome != "passed"} == {}, said["stdout"]["text"]
-    assert len(found) >= 8
+    assert len(found) >= FILES[file]
