@@ -41,7 +41,9 @@ def outcomes(report: Path) -> dict[str, str]:
 @pytest.mark.slow
 @pytest.mark.root
 @pytest.mark.network
-@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize(
+    "file", [pytest.param(file, marks=pytest.mark.soak if "ray" in file else ()) for file in FILES]
+)
 def test_the_controls_pass_with_a_real_torch(debian: Path, tmp_path: Path, file: str) -> None:
     """None is skipped there: a control that did not run has shown nothing."""
     argv = ["python3", "-m", "pytest", "-q", "-c", "/dev/null", "--rootdir", "/lab", "-p", "no:cacheprovider",
