@@ -16,6 +16,8 @@ import pytest
 
 from oci_builder.build import BuildOptions, build
 
+pytest.register_assert_rewrite("tests.lab.oracle")
+
 # A shell that starts something in the background has it ignore Ctrl-C, nohup has it ignore the end of the terminal, and
 # every program inherits that.
 for ignored in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):

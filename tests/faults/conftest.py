@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-pytest.register_assert_rewrite("tests.faults.work", "tests.lab.oracle")
+pytest.register_assert_rewrite("tests.faults.work")
 
 from tests.conftest import Built  # noqa: E402
 from tests.faults.lab import Zygote, shim  # noqa: E402

@@ -347,8 +347,9 @@ def test_a_wrong_trust_policy_is_a_wrong_input(text: str, code: str) -> None:
 def test_a_public_key_file_in_the_policy_is_told_what_belongs_there(tmp_path: Path) -> None:
     pem = save_key(KEY, tmp_path / "k").read_text()
     value = {"keys": [{**trusted(KEY).model_dump(mode="json"), "public": pem}]}
-    with pytest.raises(FormatError) as caught:
+    with pytest.raises(SpecError) as caught:
         parse_trust(json.dumps(value).encode())
+    assert caught.value.code == "trust.policy"
     assert f"write its 32 bytes alone: {base64.b64encode(KEY.public).decode()}" in caught.value.message
 
 
