@@ -15,7 +15,7 @@ mirror() {
 
 # debian_root SUITE PACKAGES FOLDER [OPTION…]: a minimal system with these packages, made by mmdebstrap with the options.
 debian_root() {
-  local suite=$1 packages=$2 new=$3 uri options=() line
+  local suite=$1 packages=$2 new=$3 uri options=() line apart=()
   shift 3
   [ "$(id -u)" = 0 ] || unable 'needs root'
   command -v mmdebstrap >/dev/null || unable 'mmdebstrap is not installed'
@@ -24,7 +24,9 @@ debian_root() {
   while IFS= read -r line; do options+=(--aptopt="$line"); done < <(
     apt-config dump --format '%F "%v";%n' Acquire | grep -E '^Acquire::(http|https|Check-Valid-Until)[: ]' || true)
   rm -rf --one-file-system "$new"
-  timeout --kill-after=30 "$MAKING" \
+  # What it mounts there is nobody else's business (tests compare the machine's mounts), and ends with it.
+  if unshare --mount true 2>/dev/null; then apart=(unshare --mount); fi
+  timeout --kill-after=30 "$MAKING" "${apart[@]}" \
     mmdebstrap --mode=root --variant=minbase --format=directory --keyring=/usr/share/keyrings/debian-archive-keyring.gpg \
     --include="$packages" "${options[@]}" \
     --aptopt='APT::Install-Recommends "false"' --aptopt='Acquire::Languages "none"' --aptopt='Acquire::Retries "5"' \
