@@ -33,6 +33,10 @@ class NotOpened(Exception):
     """A container, or the rest of it, cannot be read here: damaged, too large. The message says why."""
 
 
+class _Wrong(NotOpened):
+    """Bytes that their decompressor refuses."""
+
+
 class MemberClosed(NotOpened):
     """One member cannot be read here: encrypted, damaged; those behind it can be."""
 
@@ -142,7 +146,7 @@ class _Decompressor(Protocol):
     def unused_data(self) -> bytes: ...
     @property
     def needs_input(self) -> bool: ...
-    def decompress(self, data: bytes, max_length: int = ..., /) -> bytes: ...
+    def decompress(self, data: Chunk, max_length: int, /) -> bytes: ...
 
 
 class _Zlib:
@@ -160,7 +164,7 @@ class _Zlib:
     def unused_data(self) -> bytes:
         return self._of.unused_data
 
-    def decompress(self, data: bytes, max_length: int = -1, /) -> bytes:
+    def decompress(self, data: Chunk, max_length: int, /) -> bytes:
         try:
             out = self._of.decompress(self._of.unconsumed_tail + data, max_length)
         except zlib.error as error:
@@ -187,13 +191,14 @@ def _streams(
 def _stream(pull: Pull, inflater: _Decompressor, left: list[int]) -> Iterator[bytes]:
     """One stream to its end; ``left`` is what all may hold together."""
     while not inflater.eof:
-        piece = bytes(pull.some(_PIECE)) if inflater.needs_input else b""
+        piece: Chunk = pull.some(_PIECE) if inflater.needs_input else b""
         if inflater.needs_input and not piece:
             raise NotOpened("it ends early")
         try:
             data = inflater.decompress(piece, _OUT)
-        except (lzma.LZMAError, OSError) as error:
-            raise NotOpened(f"{error}") from None
+        except (lzma.LZMAError, OSError, DeflateError) as error:
+            pull.push_back(piece)
+            raise _Wrong(f"{error}") from None
         left[0] -= len(data)
         if left[0] < 0:
             raise NotOpened(TOO_MUCH)
@@ -324,21 +329,10 @@ def _closed(pull: Pull, size: int, why: str) -> Iterator[Chunk]:
 
 
 def _deflated(pull: Pull, left: list[int]) -> Iterator[bytes]:
-    inflater = Inflater()
-    while not inflater.eof:
-        piece: Chunk = pull.some(_PIECE) if inflater.needs_input else b""
-        if inflater.needs_input and not piece:
-            raise NotOpened("it ends early")
-        try:
-            data = inflater.decompress(piece, _OUT)
-        except DeflateError as error:
-            pull.push_back(piece)
-            raise MemberClosed(f"a member is not deflate data ({error})") from None
-        left[0] -= len(data)
-        if left[0] < 0:
-            raise NotOpened(TOO_MUCH)
-        yield data
-    pull.push_back(inflater.unused_data)
+    try:
+        yield from _stream(pull, Inflater(), left)
+    except _Wrong as error:
+        raise MemberClosed(f"a member is not deflate data ({error})") from None
 
 
 OPENERS: dict[str, Opener] = {

@@ -54,18 +54,22 @@ def plain_entry(block: bytes, start: int, limits: Limits) -> TarEntry | None:
     link = link.rstrip(b"\0")
     if not _is_clean(clean, limits) or 0 in link or len(link) > limits.name:
         return None
-    if kind is Kind.HARDLINK:
-        if link == clean or not _is_clean(link, limits):
+    if kind is Kind.HARDLINK or kind is Kind.SYMLINK:
+        if not _leads(kind, link, clean, limits):
             return None
-    elif kind is Kind.SYMLINK:
-        if not link or link.count(b"/") >= limits.depth:
-            return None
-    elif link:
+    else:
         link = b""
     return TarEntry(
         clean, kind, size, mode, uid, gid, mtime * _SECOND, link, 0, 0, NO_XATTRS,
         uname.partition(b"\0")[0], gname.partition(b"\0")[0], start, raw,
     )  # fmt: skip
+
+
+def _leads(kind: Kind, link: bytes, clean: bytes, limits: Limits) -> bool:
+    """Whether a link's target is an ordinary one."""
+    if kind is Kind.HARDLINK:
+        return link != clean and _is_clean(link, limits)
+    return bool(link) and link.count(b"/") < limits.depth
 
 
 def _is_clean(name: bytes, limits: Limits) -> bool:
