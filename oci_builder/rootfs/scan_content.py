@@ -6,7 +6,6 @@ large enough to matter, are read; their digests are remembered by identity (devi
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,13 +15,12 @@ from typing import Protocol
 from oci_builder.model.events import Emit, Event, silent
 from oci_builder.rootfs.scan import SourceEntry, Tree, changed, input_failure
 from oci_builder.rootfs.scan_fingerprint import SETTLE_NS
-from oci_builder.rootfs.scan_hash import difference, open_file
+from oci_builder.rootfs.scan_hash import difference, open_file, sha256_of
 from oci_builder.rootfs.scan_helpers import Helpers
 from oci_builder.wire.tar import Kind
 
 # Equal files of one tier below this size stay separate files, as their makers left them: joining them saves nothing.
 LINK_FLOOR = 64 << 10
-_READ = 1 << 20
 _BATCH = 512
 # Processes at a time, and the files for which starting them pays.
 _AT_ONCE, _MANY = 8, 4096
@@ -82,15 +80,13 @@ def hash_source(place: bytes, entry: SourceEntry) -> bytes:
     """
     descriptor = open_source(place, entry)
     try:
-        digest = hashlib.sha256()
-        while data := os.read(descriptor, min(entry.size + 1, _READ)):
-            digest.update(data)
+        digest = sha256_of(descriptor, entry.size)
         check_unchanged(descriptor, place, entry)
     except OSError as error:
         raise input_failure(error, place) from None
     finally:
         os.close(descriptor)
-    return digest.digest()
+    return digest
 
 
 @dataclass(slots=True)

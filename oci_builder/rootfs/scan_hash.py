@@ -23,21 +23,30 @@ _READ = 1 << 20
 
 def digest(wanted: Wanted) -> bytes:
     """SHA-256 of a file's content, ``b""`` when it cannot be read or is not what the scan saw, before and after."""
-    size = wanted[3]
     try:
         descriptor = open_file(wanted[0])
         try:
             if difference(os.fstat(descriptor), *wanted[1:]):
                 return b""
-            hashed = hashlib.sha256()
-            # No more memory than the file needs: a whole block costs mapping and unmapping it.
-            while data := os.read(descriptor, min(size + 1, _READ)):
-                hashed.update(data)
-            return b"" if difference(os.fstat(descriptor), *wanted[1:]) else hashed.digest()
+            found = sha256_of(descriptor, wanted[3])
+            return b"" if difference(os.fstat(descriptor), *wanted[1:]) else found
         finally:
             os.close(descriptor)
     except OSError:
         return b""
+
+
+def sha256_of(descriptor: int, size: int) -> bytes:
+    """SHA-256 of an open file of ``size`` bytes, or of what it has become.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    hashed = hashlib.sha256()
+    # No more memory than the file needs: a whole block costs mapping and unmapping it.
+    while data := os.read(descriptor, min(size + 1, _READ)):
+        hashed.update(data)
+    return hashed.digest()
 
 
 def open_file(place: bytes) -> int:
